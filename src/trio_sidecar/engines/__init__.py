@@ -1,0 +1,1 @@
+"""Engines: whatever answers the contract."""

@@ -1,0 +1,1 @@
+"""The face that offers vLLM's gRPC API over any engine."""

@@ -1,0 +1,1 @@
+"""Fakes and fault injection, shipped for users' tests."""

@@ -1,0 +1,1 @@
+"""The gRPC client: connections, pool, retry policy."""

@@ -1,0 +1,1 @@
+"""The face beside Dynamo; the only package that imports it."""
