@@ -1,0 +1,263 @@
+"""Addresses of peers: gRPC endpoints and HTTP base URLs (spec 1).
+
+Both are parsed once, at the edge, into one normal form; nothing below looks at the user's text again. Messages never
+repeat user information, paths or queries, because that is where people put secrets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+import attrs
+
+from trio_sidecar.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from typing import Self
+
+MAX_PORT = 65535
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_MAX_HOST_CHARS = 253
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class GrpcEndpoint:
+    """A plaintext gRPC server (spec 1.1); ``str()`` is the normalised text, ``http://HOST[:PORT]``.
+
+    Attributes:
+        host: Name or address, without brackets, in lower case.
+        port: 1 to 65535; 80 where the text names none (R1.4).
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, argument: str = "--grpc-endpoint") -> Self:
+        """Read ``host:port``, ``http://host:port`` or ``grpc://host:port``.
+
+        Args:
+            text: What the user wrote; surrounding spaces are ignored.
+            argument: The flag or variable to name in messages (R1.1).
+
+        Raises:
+            InvalidConfig: Anything else, also TLS schemes, user information, paths, and IPv6 zones (FR-107).
+        """
+        trimmed = text.strip()
+        if not trimmed:
+            raise InvalidConfig(argument, "is required and must be a gRPC server address such as HOST:PORT")
+        rest = _without_grpc_scheme(trimmed, argument)
+        authority, tail = _split_authority(rest)
+        if "@" in authority:
+            raise InvalidConfig(argument, "must not include user information")
+        if tail not in ("", "/"):
+            raise InvalidConfig(
+                argument, "must contain only a plaintext scheme and authority: no path, query or fragment"
+            )
+        host, port = _host_and_port(authority, argument)
+        return cls(host=host, port=_DEFAULT_PORTS["http"] if port is None else port)
+
+    @property
+    def authority(self) -> str:
+        """The ``:authority`` of requests: an IPv6 host in brackets, the default port left out."""
+        return _join_authority(self.host, self.port, "http")
+
+    def http(self, port: int, path: str = "/", *, argument: str = "port") -> HttpEndpoint:
+        """The HTTP endpoint on the same host, at another port (R1.6 to R1.8).
+
+        Raises:
+            InvalidConfig: The port is out of range.
+        """
+        return HttpEndpoint(scheme="http", host=self.host, port=check_port(port, argument), path=path)
+
+    def __str__(self) -> str:
+        """The normalised text (R1.3)."""
+        return f"http://{self.authority}"
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class HttpEndpoint:
+    """An HTTP base URL (spec 1.2); ``str()`` is the normalised URL.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        host: Name or address, without brackets, in lower case.
+        port: 1 to 65535; the scheme's own where the text names none.
+        path: Begins with a slash; a prefix for every request.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str = "/"
+
+    @classmethod
+    def parse(cls, text: str, argument: str = "--vllm-http-endpoint") -> Self:
+        """Read an absolute ``http`` or ``https`` URL.
+
+        Args:
+            text: What the user wrote; surrounding spaces are ignored.
+            argument: The flag or variable to name in messages.
+
+        Raises:
+            InvalidConfig: Another scheme, no host, user information, a query or a fragment.
+        """
+        trimmed = text.strip()
+        if not trimmed:
+            raise InvalidConfig(argument, "is required and must be an HTTP server address such as http://HOST:PORT")
+        scheme, separator, rest = trimmed.partition("://")
+        scheme = scheme.lower()
+        if not separator or scheme not in _DEFAULT_PORTS:
+            raise InvalidConfig(argument, "must be an absolute URL that begins with http:// or https://")
+        authority, tail = _split_authority(rest)
+        if "@" in authority:
+            raise InvalidConfig(argument, "must not include user information")
+        if "?" in tail or "#" in tail:
+            raise InvalidConfig(argument, "must not include a query or a fragment")
+        if re.search(r"[\s\\\x00-\x1f\x7f]", tail):
+            raise InvalidConfig(argument, "the path must not contain spaces, backslashes or control characters")
+        host, port = _host_and_port(authority, argument)
+        return cls(scheme=scheme, host=host, port=_DEFAULT_PORTS[scheme] if port is None else port, path=tail or "/")
+
+    @property
+    def authority(self) -> str:
+        """Host and port, an IPv6 host in brackets, the scheme's own port left out."""
+        return _join_authority(self.host, self.port, self.scheme)
+
+    def __str__(self) -> str:
+        """The normalised URL."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class ListenAddress:
+    """Where a server of ours listens; ``str()`` is ``HOST:PORT``.
+
+    Attributes:
+        host: Name or address, without brackets.
+        port: 0 to 65535; 0 lets the system choose.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, argument: str = "--listen") -> Self:
+        """Read ``HOST:PORT``; unlike an endpoint it may name port 0, and must name one.
+
+        Raises:
+            InvalidConfig: No host, no port, or either is malformed.
+        """
+        trimmed = text.strip()
+        host, port = _host_and_port(trimmed, argument, lowest=0)
+        if port is None:
+            raise InvalidConfig(
+                argument, f"{trimmed!r} names no port; write HOST:PORT, port 0 to let the system choose"
+            )
+        return cls(host=host, port=port)
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` reads."""
+        return f"{_bracketed(self.host)}:{self.port}"
+
+
+def check_port(port: int, argument: str, *, lowest: int = 1) -> int:
+    """The port itself, if it is one.
+
+    Raises:
+        InvalidConfig: It is outside ``lowest`` to 65535 (R1.8).
+    """
+    if not lowest <= port <= MAX_PORT:
+        raise InvalidConfig(argument, f"port {port} is not allowed; ports are {lowest} to {MAX_PORT}")
+    return port
+
+
+def _without_grpc_scheme(text: str, argument: str) -> str:
+    """What follows the scheme; scheme tests are literal lower-case prefixes (R1.5)."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text
+    if scheme in ("http", "grpc"):
+        return rest
+    if scheme in ("https", "grpcs"):
+        raise InvalidConfig(
+            argument, f"TLS endpoints ({scheme}://) are not supported; use http://, grpc:// or HOST:PORT"
+        )
+    # Where the "scheme" is no word, the text may be anything, a secret included, so it is not repeated.
+    shown = f" {scheme}://" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,31}", scheme) else ""
+    raise InvalidConfig(argument, f"unsupported endpoint scheme{shown}; use http://, grpc:// or HOST:PORT")
+
+
+def _split_authority(rest: str) -> tuple[str, str]:
+    """Authority, and whatever follows it with its delimiter."""
+    end = re.search(r"[/?#\\]", rest)
+    return (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
+
+
+def _host_and_port(authority: str, argument: str, *, lowest: int = 1) -> tuple[str, int | None]:
+    if authority.startswith("["):
+        inside, bracket, after = authority[1:].partition("]")
+        if not bracket or (after and not after.startswith(":")):
+            _refuse(argument, authority, "write an IPv6 address as [ADDRESS]:PORT")
+        return _ipv6(inside, argument), _port(after, argument, lowest)
+    if authority.count(":") > 1:
+        _refuse(argument, authority, "write an IPv6 address in brackets, [ADDRESS]:PORT")
+    host, colon, port = authority.partition(":")
+    if not host:
+        raise InvalidConfig(argument, "names no host; write HOST:PORT")
+    return _name_or_ipv4(host, argument), _port(colon + port, argument, lowest)
+
+
+def _port(text: str, argument: str, lowest: int) -> int | None:
+    if not text:
+        return None
+    digits = text[1:]
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_PORT))):
+        raise InvalidConfig(argument, f"port {digits!r} is not a number from {lowest} to {MAX_PORT}")
+    return check_port(int(digits), argument, lowest=lowest)
+
+
+def _ipv6(text: str, argument: str) -> str:
+    if "%" in text:
+        _refuse(argument, text, "IPv6 zone ids are not supported; use an address that is valid without one")
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        _refuse(argument, text, "not an IPv6 address")
+    # Spelled out, because Python versions disagree on how they print mapped addresses.
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else address.compressed
+
+
+def _name_or_ipv4(text: str, argument: str) -> str:
+    if text.isascii():
+        host = text.lower()
+    else:
+        try:
+            host = text.encode("idna").decode("ascii").lower()
+        except UnicodeError:
+            _refuse(argument, text, "not a host name")
+    labels = host.removesuffix(".").split(".")
+    if len(host) > _MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
+        _refuse(argument, text, "not a host name")
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
+        # A name cannot end in a number, and short or octal forms of IPv4 mean different things to different resolvers.
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError:
+            _refuse(argument, text, "not an IPv4 address in dotted decimal form")
+    return host
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _join_authority(host: str, port: int, scheme: str) -> str:
+    return _bracketed(host) if port == _DEFAULT_PORTS[scheme] else f"{_bracketed(host)}:{port}"
+
+
+def _refuse(argument: str, text: str, reason: str) -> NoReturn:
+    raise InvalidConfig(argument, f"{text!r}: {reason}")
