@@ -1,1 +1,38 @@
-"""The only package that knows asyncio and Trio at once."""
+"""Trio and asyncio on one thread: the only package that imports asyncio, trio-asyncio or uvloop."""
+
+from trio_sidecar.bridge.aio import (
+    AioCancelled,
+    AioEvent,
+    AioLock,
+    AioSignal,
+    AioTaskGroup,
+    aio_checkpoint,
+    aio_now,
+    aio_shielded,
+    aio_sleep,
+    aio_timeout,
+)
+from trio_sidecar.bridge.call import AioTaskCancelled, aio_run_trio, run_aio
+from trio_sidecar.bridge.host import Host, open_aio_loop, run
+from trio_sidecar.bridge.signals import SignalReceiver, open_signals
+
+__all__ = [
+    "AioCancelled",
+    "AioEvent",
+    "AioLock",
+    "AioSignal",
+    "AioTaskCancelled",
+    "AioTaskGroup",
+    "Host",
+    "SignalReceiver",
+    "aio_checkpoint",
+    "aio_now",
+    "aio_run_trio",
+    "aio_shielded",
+    "aio_sleep",
+    "aio_timeout",
+    "open_aio_loop",
+    "open_signals",
+    "run",
+    "run_aio",
+]

@@ -1,0 +1,117 @@
+"""Crossings between the flavours.
+
+Trio → asyncio is :func:`run_aio`. asyncio → Trio should be synchronous calls (``nursery.start_soon``, ``Event.set``,
+``scope.cancel``), which both hosts allow from asyncio callbacks; :func:`aio_run_trio` is for the few places where
+asyncio code must wait for Trio code. A crossing costs tens of microseconds: cross a few times per request, never per token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+import outcome
+import trio
+
+from trio_sidecar.bridge.loop import current_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import NoReturn
+
+__all__ = ["AioTaskCancelled", "aio_run_trio", "run_aio"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class AioTaskCancelled(RuntimeError):
+    """The asyncio side was cancelled by asyncio code, not by us.
+
+    asyncio's ``CancelledError`` is no Exception; let loose in Trio code it would pass every handler and end the run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("asyncio code cancelled the task that Trio was waiting for")
+
+
+async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """Run one asyncio function to its end, as a task on the loop beside this Trio (Trio-flavoured).
+
+    The task gets a copy of the caller's context. If Trio cancels, the task is cancelled once, and the call returns only
+    when the task has ended, cleanup included: give cleanup its own time limit. A result or an error that wins the race
+    against a cancel is returned or raised, so it is never lost; Trio's next checkpoint then raises ``Cancelled``.
+
+    Raises:
+        AioTaskCancelled: The function ended with asyncio's ``CancelledError`` though Trio had not cancelled.
+        BaseException: Whatever the function raised, with its traceback; also SystemExit, which never reaches the loop.
+    """
+    trio_task = trio.lowlevel.current_task()
+    cancel_trio: Callable[[], NoReturn] | None = None
+
+    async def aio_main() -> outcome.Outcome[T]:
+        # Captured in here, not by the asyncio task: asyncio would raise a SystemExit into its loop as well, and could
+        # not tell a CancelledError that the function raised from a cancelled task.
+        return await outcome.acapture(aio_fn, *args)
+
+    def on_done(task: asyncio.Task[outcome.Outcome[T]]) -> None:
+        result: outcome.Outcome[T]
+        result = outcome.Error(asyncio.CancelledError()) if task.cancelled() else task.result()
+        trio.lowlevel.reschedule(trio_task, outcome.Value(result))
+
+    def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        nonlocal cancel_trio
+        cancel_trio = raise_cancel
+        aio_task.cancel()
+        return trio.lowlevel.Abort.FAILED
+
+    aio_task = current_loop().create_task(aio_main())
+    aio_task.add_done_callback(on_done)
+    result: outcome.Outcome[T] = await trio.lowlevel.wait_task_rescheduled(abort)
+    if isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError):
+        if cancel_trio is None:
+            raise AioTaskCancelled from result.error
+        try:
+            cancel_trio()
+        except trio.Cancelled as cancelled:
+            cancelled.__cause__ = result.error  # the longer traceback says where asyncio was
+            raise
+    return result.unwrap()
+
+
+async def aio_run_trio(nursery: trio.Nursery, async_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """Run one Trio function in a nursery and wait for it (asyncio-flavoured).
+
+    If the asyncio task is cancelled, so is the Trio function, and the call returns only when that has ended. A Trio
+    function that fails raises here, not in the nursery.
+
+    Raises:
+        AioTaskCancelled: The nursery was cancelled under the function.
+        RuntimeError: The nursery is closed.
+    """
+    ended: asyncio.Future[outcome.Outcome[T]] = asyncio.get_running_loop().create_future()
+    scope = trio.CancelScope()
+
+    async def trio_main() -> None:
+        result: outcome.Outcome[T] = outcome.Error(AioTaskCancelled())
+        try:
+            with scope:
+                result = outcome.Value(await async_fn(*args))
+        except Exception as error:  # noqa: BLE001 - handed to the asyncio side
+            result = outcome.Error(error)
+        finally:
+            if not ended.done():
+                ended.set_result(result)
+
+    nursery.start_soon(trio_main, name=async_fn)
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait({ended})
+        except asyncio.CancelledError as error:  # noqa: ASYNC103 - raised below, when Trio's side has ended
+            cancelled = error
+            scope.cancel()
+    result = ended.result()
+    if cancelled is not None and isinstance(result, outcome.Error) and isinstance(result.error, AioTaskCancelled):
+        raise cancelled
+    return result.unwrap()

@@ -1,0 +1,217 @@
+"""The two hosts that can carry Trio and asyncio on one thread.
+
+Production: uvloop, with Trio as its guest, because asyncio libraries then run at full speed. Tests: Trio, with
+trio-asyncio's loop, because then asyncio's time follows Trio's clock and the autojump clock works. Code above
+:func:`run` does not know which one carries it.
+
+Why the code below is shaped as it is:
+
+- The main function runs in a scope of our own, and its outcome is captured inside it. trio-asyncio wraps errors that
+  leave its nurseries in groups, and a guest run delivers them through a callback; what was captured is the same on both.
+- trio-asyncio is imported only by the test host: importing it replaces functions of asyncio for the whole process.
+- Leftover asyncio tasks are ended while Trio still runs, because their cleanup may need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+import outcome
+import trio
+
+from trio_sidecar.bridge.call import run_aio
+from trio_sidecar.bridge.loop import AIO_END_SECONDS, LOOP, aio_end_tasks, log, log_stray_error
+from trio_sidecar.bridge.signals import Interrupt
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+__all__ = ["Host", "open_aio_loop", "run"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Host(enum.Enum):
+    """Which loop is outermost."""
+
+    UVLOOP = "uvloop"
+    """uvloop, with Trio as a guest: for production."""
+
+    TRIO = "trio"
+    """Trio, with trio-asyncio's loop: for tests."""
+
+
+def run(
+    async_fn: Callable[[*Ts], Awaitable[T]],
+    *args: *Ts,
+    host: Host = Host.UVLOOP,
+    clock: trio.abc.Clock | None = None,
+) -> T:
+    """Run a Trio function beside an asyncio loop and return its result.
+
+    SIGINT, unless somebody handles it already, cancels the function; when its cleanup is over, KeyboardInterrupt is
+    raised. A second SIGINT kills the process. asyncio tasks that are left are cancelled and get five seconds.
+
+    Args:
+        async_fn: The main function, called with ``args``.
+        args: Its arguments.
+        host: Which loop is outermost.
+        clock: Trio's clock; a virtual one makes sense only on the test host, where asyncio follows it.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came; an error of the function is its cause.
+        BaseException: Whatever the function raised, as raised; SystemExit included.
+    """
+    interrupt = Interrupt()
+    carry = _run_guest if host is Host.UVLOOP else _run_trio
+    with interrupt.installed():
+        result: outcome.Outcome[T] = carry(_main, (async_fn, args, interrupt), clock)
+    if interrupt.hit:
+        if isinstance(result, outcome.Error):
+            raise KeyboardInterrupt from result.error
+        raise KeyboardInterrupt
+    return result.unwrap()
+
+
+async def _main(
+    async_fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], interrupt: Interrupt
+) -> outcome.Outcome[T]:
+    """Run the main function in the interrupt's scope; never raises, so that no host can wrap its error."""
+    interrupt.arm()
+    try:
+        with interrupt.scope:
+            return outcome.Value(await async_fn(*args))
+        return outcome.Error(KeyboardInterrupt())
+    except BaseException as error:  # noqa: BLE001, ASYNC103 - returned; a Cancelled in here is that of a dying host
+        return outcome.Error(error)  # noqa: ASYNC104
+    finally:
+        interrupt.disarm()
+
+
+async def _end_aio_tasks() -> None:
+    """Cancel what is left on the asyncio side; bounded, so the shield is too."""
+    with trio.move_on_after(2 * AIO_END_SECONDS, shield=True):
+        await run_aio(aio_end_tasks, AIO_END_SECONDS)
+
+
+# -- Production host ------------------------------------------------------------------------------------------------
+
+
+def _run_guest(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[Any, ...], clock: Any) -> Any:
+    import uvloop  # noqa: PLC0415 - only this host needs it
+
+    interrupt: Interrupt = args[-1]
+    loop = uvloop.new_event_loop()
+    loop.set_exception_handler(log_stray_error)
+    ended: outcome.Outcome[outcome.Outcome[T]] | None = None
+
+    async def guest() -> outcome.Outcome[T]:
+        LOOP.set(loop)
+        try:
+            return await main(*args)
+        finally:
+            await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
+
+    def on_end(result: outcome.Outcome[outcome.Outcome[T]]) -> None:
+        nonlocal ended
+        ended = result
+        loop.stop()
+
+    def start() -> None:
+        # Inside the loop, so that Trio finds asyncio's hooks for async generators and passes on to them.
+        try:
+            trio.lowlevel.start_guest_run(
+                guest,
+                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+                run_sync_soon_not_threadsafe=loop.call_soon,
+                done_callback=on_end,
+                host_uses_signal_set_wakeup_fd=True,
+                clock=clock,
+            )
+        except BaseException as error:  # noqa: BLE001, ASYNC103 - raised by the caller
+            on_end(outcome.Error(error))
+
+    fatal: BaseException | None = None
+    try:
+        with _known_to_trio_asyncio(loop):
+            loop.call_soon(start)
+            while ended is None:
+                try:
+                    loop.run_forever()
+                except BaseException as error:  # noqa: BLE001, ASYNC103 - a SystemExit in a callback: raised later
+                    fatal = fatal or error
+                    interrupt.scope.cancel()
+            _close(loop)
+    finally:
+        loop.close()
+    if fatal is not None:
+        return outcome.Error(fatal)
+    return ended.unwrap()
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """End the async generators and worker threads that asyncio code left behind, each within a bound."""
+    for last in (loop.shutdown_asyncgens, loop.shutdown_default_executor):
+        try:
+            loop.run_until_complete(asyncio.wait_for(last(), AIO_END_SECONDS))
+        except TimeoutError:
+            log.error("aio_loop_end_timed_out", step=last.__name__, seconds=AIO_END_SECONDS)
+
+
+@contextlib.contextmanager
+def _known_to_trio_asyncio(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Where trio-asyncio is loaded (in tests), tell it the loop: it has replaced ``asyncio.get_running_loop``."""
+    module = sys.modules.get("trio_asyncio")
+    if module is None:
+        yield
+        return
+    token = module.current_loop.set(loop)
+    try:
+        yield
+    finally:
+        module.current_loop.reset(token)
+
+
+# -- Test host ------------------------------------------------------------------------------------------------------
+
+
+def _run_trio(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[Any, ...], clock: Any) -> Any:
+    async def outermost() -> outcome.Outcome[T]:
+        async with open_aio_loop():
+            return await main(*args)
+
+    try:
+        return trio.run(outermost, clock=clock)
+    except BaseExceptionGroup as group:
+        return outcome.Error(_only_member(group))
+
+
+def _only_member(error: BaseException) -> BaseException:
+    """What a group holds, if it holds one thing; trio-asyncio's nurseries add two layers."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def open_aio_loop() -> AsyncIterator[asyncio.AbstractEventLoop]:
+    """Open an asyncio loop on the running Trio, whose clock it follows (Trio-flavoured).
+
+    On the way out, asyncio tasks that are left are cancelled and get five seconds.
+    """
+    import trio_asyncio  # noqa: PLC0415 - see the module's docstring
+
+    async with trio_asyncio.open_loop() as loop:
+        loop.set_exception_handler(log_stray_error)
+        token = LOOP.set(loop)
+        try:
+            yield loop
+        finally:
+            await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
+            LOOP.reset(token)
