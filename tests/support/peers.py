@@ -1,0 +1,168 @@
+"""How each real peer of the tests is started; every function returns once the peer is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import httpx2
+
+from support.processes import Child, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HERE = Path(__file__).parent
+VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START")
+RUST_SIDECAR = "import sys; from dynamo._core import backend; backend._run_vllm_sidecar(sys.argv[1:])"
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """A child's environment: only what a process needs to run, so that the tester's own settings change nothing."""
+    return {name: os.environ[name] for name in INHERITED if name in os.environ} | {"PYTHONUNBUFFERED": "1"} | extra
+
+
+def dynamo_environment(discovery: Path, **extra: str) -> dict[str, str]:
+    """The environment of Dynamo's processes that find each other through a directory, without etcd or NATS."""
+    return environment(
+        DYN_DISCOVERY_BACKEND="file",
+        DYN_FILE_KV=str(discovery),
+        DYN_REQUEST_PLANE="tcp",
+        DYN_EVENT_PLANE="zmq",
+        DYN_SYSTEM_PORT="-1",
+        **extra,
+    )
+
+
+def vllm_rs_binary() -> Path:
+    """The real server's binary.
+
+    Raises:
+        RuntimeError: The variable that names it is unset or wrong; a test that needs it must fail, not be skipped.
+    """
+    name = os.environ.get(VLLM_RS_VARIABLE, "")
+    if not name or not os.access(name, os.X_OK):
+        msg = f"{VLLM_RS_VARIABLE}={name!r} must name the vllm-rs binary; `nox -s conformance` fetches it and sets this"
+        raise RuntimeError(msg)
+    return Path(name)
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Engine:
+    """A running gRPC engine."""
+
+    process: Child
+    port: int
+    core: Child | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """Stop it."""
+        self.process.close(seconds=3)
+        if self.core:
+            self.core.close(seconds=1)
+
+
+def start_vllm_rs(
+    model: Path, served_name: str, reply: Sequence[int], *, log_dir: Path, tokens_per_second: float = 0
+) -> Engine:
+    """Start the real ``vllm-rs`` server over the mock core."""
+    port, http, handshake = free_port(), free_port(), free_port()
+    log_dir.mkdir(parents=True, exist_ok=True)
+    reply_file = log_dir / "reply.json"
+    reply_file.write_text(json.dumps(list(reply)))
+    flags = {
+        "--host": "127.0.0.1",
+        "--port": http,
+        "--grpc-port": port,
+        "--served-model-name": served_name,
+        "--max-model-len": json.loads((model / "config.json").read_text())["max_position_embeddings"],
+        "--data-parallel-size-local": 0,
+        "--data-parallel-size": 1,
+        "--data-parallel-address": "127.0.0.1",
+        "--data-parallel-rpc-port": handshake,
+        "--tool-call-parser": "none",
+        "--reasoning-parser": "none",
+    }
+    env = environment(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    argv: list[str | Path] = [vllm_rs_binary(), "serve", model, *(str(part) for pair in flags.items() for part in pair)]
+    server = Child("vllm-rs", argv, env=env, log_dir=log_dir)
+    core = None
+    try:
+        core = Child(
+            "vllm-core",
+            [
+                sys.executable,
+                HERE / "vllm_core_mock.py",
+                f"--handshake-port={handshake}",
+                f"--reply={reply_file}",
+                f"--tokens-per-second={tokens_per_second}",
+                f"--max-model-len={flags['--max-model-len']}",
+            ],
+            env=env,
+            log_dir=log_dir,
+        )
+        core.wait_for_line("^READY")
+        server.wait_for_port(port)
+    except BaseException:
+        server.close(seconds=0)
+        if core:
+            core.close(seconds=0)
+        raise
+    return Engine(process=server, port=port, core=core)
+
+
+def start_rust_sidecar(endpoint: str, *, discovery: Path, log_dir: Path, arguments: Sequence[str] = ()) -> Child:
+    """Start the Rust sidecar that the Dynamo wheel ships; ready once a front end lists its model."""
+    argv = [sys.executable, "-c", RUST_SIDECAR, "--grpc-endpoint", endpoint, *arguments]
+    return Child("rust-sidecar", argv, env=dynamo_environment(discovery), log_dir=log_dir)
+
+
+def start_worker(
+    endpoint: str, *, discovery: Path, log_dir: Path, arguments: Sequence[str] = (), name: str = "worker"
+) -> Child:
+    """Start the worker under test; ready once a front end lists its model."""
+    argv = [sys.executable, "-m", "trio_sidecar", "worker", "--grpc-endpoint", endpoint, *arguments]
+    return Child(name, argv, env=dynamo_environment(discovery), log_dir=log_dir)
+
+
+@attrs.frozen(slots=True)
+class Frontend:
+    """A running Dynamo front end."""
+
+    process: Child
+    url: str
+
+    def models(self) -> list[str]:
+        """The models that it would route to; none while it does not listen yet."""
+        try:
+            answer = httpx2.get(f"{self.url}/v1/models", timeout=5, trust_env=False)
+        except httpx2.TransportError:
+            return []
+        return [entry["id"] for entry in answer.json()["data"]] if answer.status_code == httpx2.codes.OK else []
+
+    def wait_for_model(self, name: str, *, seconds: float = 30) -> None:
+        """Wait until requests for the model would be routed."""
+        self.process.wait_until(lambda: name in self.models(), f"model {name} listed", seconds=seconds)
+
+
+def start_frontend(*, discovery: Path, log_dir: Path) -> Frontend:
+    """Start a Dynamo front end; ready once it listens."""
+    port = free_port()
+    argv: list[str | Path] = [sys.executable, HERE / "frontend_main.py", str(port)]
+    child = Child("frontend", argv, env=dynamo_environment(discovery), log_dir=log_dir)
+    try:
+        child.wait_for_port(port)
+    except BaseException:
+        child.close(seconds=0)
+        raise
+    return Frontend(child, f"http://127.0.0.1:{port}")
