@@ -1,0 +1,40 @@
+"""Settings: frozen attrs classes, checked when they are made.
+
+Each field carries its flag, its variable, its parser and its help in its metadata (:mod:`trio_sidecar.config.fields`);
+the command line, the environment and the reference table in the README are derived from that.
+"""
+
+from trio_sidecar.config.fields import CLOCK_RANGE_SECS, Option, OptionSource, options_of, resolve
+from trio_sidecar.config.mock import MockReply, MockSettings, parse_engine_args
+from trio_sidecar.config.process import (
+    FrontendSettings,
+    HostKind,
+    HostSettings,
+    LogFormat,
+    LogLevel,
+    LogSettings,
+    ServerSettings,
+)
+from trio_sidecar.config.worker import DisaggregationMode, TransportSettings, WorkerSettings, namespace_with_suffix
+
+__all__ = [
+    "CLOCK_RANGE_SECS",
+    "DisaggregationMode",
+    "FrontendSettings",
+    "HostKind",
+    "HostSettings",
+    "LogFormat",
+    "LogLevel",
+    "LogSettings",
+    "MockReply",
+    "MockSettings",
+    "Option",
+    "OptionSource",
+    "ServerSettings",
+    "TransportSettings",
+    "WorkerSettings",
+    "namespace_with_suffix",
+    "options_of",
+    "parse_engine_args",
+    "resolve",
+]

@@ -1,0 +1,166 @@
+"""Settings that belong to a process rather than to a role: listening, logging, the host loop, the front end."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from trio_sidecar.config.fields import (
+    Option,
+    check_duration,
+    check_range,
+    duration,
+    enum_option,
+    parse_text,
+    setting,
+    whole_number,
+)
+from trio_sidecar.endpoint import MAX_PORT, ListenAddress
+
+
+class HostKind(enum.Enum):
+    """Which loop is outermost: uvloop with Trio as its guest, or Trio with trio-asyncio's loop inside."""
+
+    UVLOOP = "uvloop"
+    TRIO = "trio"
+
+
+class LogLevel(enum.Enum):
+    """Least severe level that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.Enum):
+    """``auto`` is ``console`` on a terminal and ``json`` elsewhere."""
+
+    AUTO = "auto"
+    CONSOLE = "console"
+    JSON = "json"
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class LogSettings:
+    """What is logged to stderr, and how."""
+
+    level: LogLevel = setting(
+        enum_option(LogLevel, flag="--log-level", env="TRIO_SIDECAR_LOG_LEVEL", help="Least severe level to log."),
+        default=LogLevel.INFO,
+    )
+    format: LogFormat = setting(
+        enum_option(
+            LogFormat,
+            flag="--log-format",
+            env="TRIO_SIDECAR_LOG_FORMAT",
+            help="Log format; auto is console on a terminal and json elsewhere.",
+        ),
+        default=LogFormat.AUTO,
+    )
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class HostSettings:
+    """Which loop runs the process."""
+
+    host_loop: HostKind = setting(
+        enum_option(
+            HostKind,
+            flag="--host-loop",
+            env="TRIO_SIDECAR_HOST_LOOP",
+            help="Outermost loop; uvloop is the fast one, trio is for debugging.",
+        ),
+        default=HostKind.UVLOOP,
+    )
+
+
+def _check_drain(value: float, source: str) -> None:
+    check_duration(value, source, zero=True)
+
+
+def _check_http_port(value: int, source: str) -> None:
+    check_range(value, source, 1, MAX_PORT)
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class ServerSettings:
+    """The gRPC server over an engine.
+
+    Attributes:
+        listen: Port 0 lets the system choose.
+        withdraw_grace_secs: At shutdown, how long calls are still taken after health says NOT_SERVING.
+        drain_secs: After that, how long accepted calls may take to end before they are answered with UNAVAILABLE.
+    """
+
+    listen: ListenAddress = setting(
+        Option(
+            flag="--listen",
+            env="TRIO_SIDECAR_LISTEN",
+            parse=ListenAddress.parse,
+            metavar="HOST:PORT",
+            help="Address to listen on; port 0 lets the system choose.",
+        ),
+        default=ListenAddress(host="127.0.0.1", port=50051),
+    )
+    max_message_bytes: int = setting(
+        Option(
+            flag="--max-message-bytes",
+            env="TRIO_SIDECAR_MAX_MESSAGE_BYTES",
+            parse=whole_number(1, 2**31 - 1),
+            metavar="BYTES",
+            help="Largest gRPC message that is sent or accepted.",
+        ),
+        default=64 << 20,
+    )
+    withdraw_grace_secs: float = setting(
+        Option(
+            flag="--withdraw-grace-secs",
+            env="TRIO_SIDECAR_SERVER_GRACE_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="At shutdown, how long calls are still taken after health says NOT_SERVING.",
+        ),
+        default=0.0,
+        check=_check_drain,
+    )
+    drain_secs: float = setting(
+        Option(
+            flag="--drain-secs",
+            env="TRIO_SIDECAR_SERVER_DRAIN_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="At shutdown, how long accepted calls may take to end.",
+        ),
+        default=30.0,
+        check=_check_drain,
+    )
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class FrontendSettings:
+    """Dynamo's front end: the OpenAI HTTP service."""
+
+    http_host: str = setting(
+        Option(
+            flag="--http-host",
+            env="DYN_HTTP_HOST",
+            parse=parse_text,
+            metavar="HOST",
+            help="Address that the HTTP service listens on.",
+        ),
+        default="127.0.0.1",
+    )
+    http_port: int = setting(
+        Option(
+            flag="--http-port",
+            env="DYN_HTTP_PORT",
+            parse=whole_number(1, MAX_PORT),
+            metavar="PORT",
+            help="Port of the HTTP service.",
+        ),
+        default=8000,
+        check=_check_http_port,
+    )

@@ -1,0 +1,339 @@
+"""Settings of the Dynamo worker and of its connections to the engine (spec 2).
+
+Every flag and variable that the Rust sidecar has means the same here; ``--coalesce``, ``--max-message-bytes``,
+``--drain-secs`` and ``--withdraw-grace-secs`` are our own.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trio_sidecar.config.fields import (
+    Option,
+    check_duration,
+    check_not_empty,
+    check_range,
+    duration,
+    nested,
+    none_if_empty,
+    parse_bool,
+    parse_choice,
+    parse_on_off,
+    parse_text,
+    setting,
+    whole_number,
+    whole_seconds,
+)
+from trio_sidecar.endpoint import GrpcEndpoint, HttpEndpoint
+from trio_sidecar.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_CONNECTIONS = 65535
+MAX_U32 = 2**32 - 1
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+
+class DisaggregationMode(enum.Enum):
+    """A worker's role; the value is its name in Dynamo and on the command line."""
+
+    AGGREGATED = "agg"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENCODE = "encode"
+
+
+_MODES = {mode.value: mode for mode in DisaggregationMode}
+
+
+def parse_mode(text: str, source: str) -> DisaggregationMode:
+    """A role by name; the long name ``aggregated`` is understood too.
+
+    Raises:
+        InvalidConfig: It is none.
+    """
+    return parse_choice("agg" if text == "aggregated" else text, source, _MODES)
+
+
+def namespace_with_suffix(namespace: str, suffix: str) -> str:
+    """The namespace with ``-{suffix}`` appended, unless the suffix is empty or already there."""
+    return namespace if not suffix or namespace.endswith(f"-{suffix}") else f"{namespace}-{suffix}"
+
+
+def _seconds(flag: str, env: str, default: float, text: str) -> float:
+    option = Option(flag=flag, env=env, parse=whole_seconds, help=text, metavar="SECONDS")
+    return setting(option, default=default, check=check_duration)  # type: ignore[no-any-return]
+
+
+def _count(least: int, most: int) -> Callable[[object, str], None]:
+    def check(value: object, source: str) -> None:
+        if value is not None:
+            check_range(value, source, least, most)  # type: ignore[arg-type]
+
+    return check
+
+
+def _is(cls: type) -> Callable[[object, str], None]:
+    def check(value: object, source: str) -> None:
+        if not isinstance(value, cls):
+            raise InvalidConfig(source, f"must be a {cls.__name__}, not {type(value).__name__}")
+
+    return check
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class TransportSettings:
+    """Connections to the engine; durations in seconds."""
+
+    grpc_endpoint: GrpcEndpoint = setting(
+        Option(
+            flag="--grpc-endpoint",
+            env="DYN_SIDECAR_GRPC_ENDPOINT",
+            parse=GrpcEndpoint.parse,
+            metavar="HOST:PORT",
+            help="Engine's gRPC endpoint, as HOST:PORT or a plaintext http:// or grpc:// URL.",
+        ),
+        check=_is(GrpcEndpoint),
+    )
+    grpc_connections: int = setting(
+        Option(
+            flag="--grpc-connections",
+            env="DYN_SIDECAR_GRPC_CONNECTIONS",
+            parse=whole_number(1, MAX_CONNECTIONS),
+            metavar="COUNT",
+            help="Number of parallel gRPC connections.",
+        ),
+        default=8,
+        check=_count(1, MAX_CONNECTIONS),
+    )
+    grpc_connect_attempt_timeout_secs: float = _seconds(
+        "--grpc-connect-attempt-timeout-secs",
+        "DYN_SIDECAR_GRPC_CONNECT_ATTEMPT_TIMEOUT_SECS",
+        30.0,
+        "Longest time one connection attempt may take.",
+    )
+    grpc_retry_interval_secs: float = _seconds(
+        "--grpc-retry-interval-secs", "DYN_SIDECAR_GRPC_RETRY_INTERVAL_SECS", 1.0, "Pause between connection attempts."
+    )
+    grpc_startup_deadline_secs: float = _seconds(
+        "--grpc-startup-deadline-secs",
+        "DYN_SIDECAR_GRPC_STARTUP_DEADLINE_SECS",
+        1800.0,
+        "Longest time each start-up phase may take; every phase has a fresh budget.",
+    )
+    max_message_bytes: int = setting(
+        Option(
+            flag="--max-message-bytes",
+            env="TRIO_SIDECAR_MAX_MESSAGE_BYTES",
+            parse=whole_number(1, MAX_MESSAGE_BYTES),
+            metavar="BYTES",
+            help="Largest gRPC message that is sent or accepted.",
+        ),
+        default=64 << 20,
+        check=_count(1, MAX_MESSAGE_BYTES),
+    )
+
+
+def _text(flag: str, env: str, default: str, text: str, converter: object = None) -> str:
+    option = Option(flag=flag, env=env, parse=parse_text, help=text, metavar="NAME")
+    return setting(option, default=default, check=check_not_empty, converter=converter)  # type: ignore[no-any-return]
+
+
+def _optional_text(flag: str, env: str, text: str, metavar: str = "NAME") -> str | None:
+    option = Option(flag=flag, env=env, parse=parse_text, help=text, metavar=metavar, empty_is_unset=True)
+    return setting(option, default=None, converter=none_if_empty)  # type: ignore[no-any-return]
+
+
+def _plane(flag: str, env: str, choices: tuple[str, ...], text: str) -> str | None:
+    known = {choice: choice for choice in choices}
+
+    def parse(value: str, source: str) -> str:
+        return parse_choice(value, source, known)
+
+    def check(value: object, source: str) -> None:
+        if value is not None:
+            parse(str(value), source)
+
+    option = Option(flag=flag, env=env, parse=parse, choices=choices, help=text)
+    return setting(option, default=None, check=check)  # type: ignore[no-any-return]
+
+
+def _endpoint_types(text: str, source: str) -> tuple[str, ...]:
+    types = tuple(part.strip() for part in text.split(","))
+    _check_endpoint_types(types, source)
+    return types
+
+
+def _check_endpoint_types(value: object, source: str) -> None:
+    if not isinstance(value, tuple) or not value or not all(isinstance(part, str) and part for part in value):
+        raise InvalidConfig(source, "must be a comma-separated list of endpoint types such as chat,completions")
+
+
+def _switch(flag: str, env: str, text: str) -> bool:
+    option = Option(flag=flag, env=env, parse=parse_bool, help=text, choices=("true", "false"), switch=True)
+    return setting(option, default=False, check=_is(bool))  # type: ignore[no-any-return]
+
+
+def _nonnegative_seconds(value: object, source: str) -> None:
+    check_duration(value, source, zero=True)  # type: ignore[arg-type]
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class WorkerSettings:
+    """The worker beside Dynamo.
+
+    Attributes:
+        namespace: Already carries the suffix of ``DYN_NAMESPACE_WORKER_SUFFIX``.
+        endpoint_types: In the order given.
+        discovery_backend: None leaves the choice to Dynamo's runtime; so do the planes.
+        coalesce: Whether adjacent deltas may be merged into one message when a reader is slower than the engine.
+        withdraw_grace_secs: After withdrawal from discovery, how long requests that are already under way to us are
+            still taken.
+        drain_secs: After that, how long accepted requests may take to end.
+    """
+
+    transport: TransportSettings = nested(TransportSettings)
+    namespace_worker_suffix: str = setting(
+        Option(
+            flag=None,
+            env="DYN_NAMESPACE_WORKER_SUFFIX",
+            parse=parse_text,
+            help="Appended to the namespace as -SUFFIX unless it is empty or already present.",
+        ),
+        default="",
+    )
+    namespace: str = _text(
+        "--namespace",
+        "DYN_NAMESPACE",
+        "dynamo",
+        "Dynamo namespace for discovery.",
+        attrs.Converter(
+            lambda value, self: namespace_with_suffix(value, self.namespace_worker_suffix) if value else value,
+            takes_self=True,
+        ),
+    )
+    component: str = _text("--component", "DYN_COMPONENT", "backend", "Component name within the namespace.")
+    endpoint: str = _text("--endpoint", "DYN_ENDPOINT", "generate", "Endpoint name that this worker exposes.")
+    endpoint_types: tuple[str, ...] = setting(
+        Option(
+            flag="--endpoint-types",
+            env="DYN_ENDPOINT_TYPES",
+            parse=_endpoint_types,
+            metavar="TYPES",
+            help="Comma-separated endpoint types, such as chat, completions.",
+        ),
+        default=("chat", "completions"),
+        check=_check_endpoint_types,
+    )
+    custom_jinja_template: str | None = _optional_text(
+        "--custom-jinja-template",
+        "DYN_CUSTOM_JINJA_TEMPLATE",
+        "Path of a Jinja chat template to use instead of the model's own.",
+        "PATH",
+    )
+    dyn_tool_call_parser: str | None = _optional_text(
+        "--dyn-tool-call-parser",
+        "DYN_TOOL_CALL_PARSER",
+        "Tool-call parser that the Dynamo front end uses for this model.",
+    )
+    dyn_reasoning_parser: str | None = _optional_text(
+        "--dyn-reasoning-parser",
+        "DYN_REASONING_PARSER",
+        "Reasoning parser that the Dynamo front end uses for this model.",
+    )
+    exclude_tools_when_tool_choice_none: bool = setting(
+        Option(
+            flag="--exclude-tools-when-tool-choice-none",
+            env="DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE",
+            parse=parse_bool,
+            choices=("true", "false"),
+            help="Leave tools out of the chat template when tool_choice is none.",
+        ),
+        default=True,
+        check=_is(bool),
+    )
+    disaggregation_mode: DisaggregationMode = setting(
+        Option(
+            flag="--disaggregation-mode",
+            env="DYN_DISAGGREGATION_MODE",
+            parse=parse_mode,
+            choices=tuple(_MODES),
+            help="Role of this worker.",
+        ),
+        default=DisaggregationMode.AGGREGATED,
+        check=_is(DisaggregationMode),
+    )
+    route_to_encoder: bool = _switch(
+        "--route-to-encoder", "DYN_ROUTE_TO_ENCODER", "Declare that this worker needs an encode worker upstream."
+    )
+    enable_rl: bool = _switch("--enable-rl", "DYN_ENABLE_RL", "Publish the engine's control and update routes.")
+    vllm_http_endpoint: HttpEndpoint | None = setting(
+        Option(
+            flag="--vllm-http-endpoint",
+            env="VLLM_HTTP_ENDPOINT",
+            parse=HttpEndpoint.parse,
+            metavar="URL",
+            help="vLLM's HTTP base URL, for RL operations.",
+        ),
+        default=None,
+        check=_is((HttpEndpoint, type(None))),  # type: ignore[arg-type]
+    )
+    vllm_rl_world_size: int | None = setting(
+        Option(
+            flag="--vllm-rl-world-size",
+            env="DYN_VLLM_RL_WORLD_SIZE",
+            parse=whole_number(1, MAX_U32),
+            metavar="COUNT",
+            help="RL world size, for engines that do not report it.",
+        ),
+        default=None,
+        check=_count(1, MAX_U32),
+    )
+    discovery_backend: str | None = _plane(
+        "--discovery-backend", "DYN_DISCOVERY_BACKEND", ("kubernetes", "etcd", "file", "mem"), "Discovery backend."
+    )
+    request_plane: str | None = _plane("--request-plane", "DYN_REQUEST_PLANE", ("tcp", "nats"), "Request transport.")
+    response_plane: str | None = _plane(
+        "--response-plane",
+        "DYN_RESPONSE_PLANE",
+        ("tcp", "quic"),
+        "Response transport; the same on front end and workers.",
+    )
+    event_plane: str | None = _plane("--event-plane", "DYN_EVENT_PLANE", ("nats", "zmq"), "Event transport.")
+    coalesce: bool = setting(
+        Option(
+            flag="--coalesce",
+            env="TRIO_SIDECAR_COALESCE",
+            parse=parse_on_off,
+            choices=("on", "off"),
+            help="Merge deltas that have queued up into one message.",
+        ),
+        default=True,
+        check=_is(bool),
+    )
+    withdraw_grace_secs: float = setting(
+        Option(
+            flag="--withdraw-grace-secs",
+            env="DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="At shutdown, how long to go on taking requests after withdrawing from discovery.",
+        ),
+        default=5.0,
+        check=_nonnegative_seconds,
+    )
+    drain_secs: float = setting(
+        Option(
+            flag="--drain-secs",
+            env="DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT",
+            parse=duration,
+            metavar="SECONDS",
+            help="At shutdown, how long accepted requests may take to end.",
+        ),
+        default=30.0,
+        check=_nonnegative_seconds,
+    )
