@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 import httpx2
 
-from support.processes import Child, free_port
+from support.processes import Child, ChildFailed, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,10 +121,12 @@ def start_vllm_rs(
     return Engine(process=server, port=port, core=core)
 
 
-def start_rust_sidecar(endpoint: str, *, discovery: Path, log_dir: Path, arguments: Sequence[str] = ()) -> Child:
+def start_rust_sidecar(
+    endpoint: str, *, discovery: Path, log_dir: Path, arguments: Sequence[str] = (), name: str = "rust-sidecar"
+) -> Child:
     """Start the Rust sidecar that the Dynamo wheel ships; ready once a front end lists its model."""
     argv = [sys.executable, "-c", RUST_SIDECAR, "--grpc-endpoint", endpoint, *arguments]
-    return Child("rust-sidecar", argv, env=dynamo_environment(discovery), log_dir=log_dir)
+    return Child(name, argv, env=dynamo_environment(discovery), log_dir=log_dir)
 
 
 def start_worker(
@@ -150,10 +152,6 @@ class Frontend:
             return []
         return [entry["id"] for entry in answer.json()["data"]] if answer.status_code == httpx2.codes.OK else []
 
-    def wait_for_model(self, name: str, *, seconds: float = 30) -> None:
-        """Wait until requests for the model would be routed."""
-        self.process.wait_until(lambda: name in self.models(), f"model {name} listed", seconds=seconds)
-
 
 def start_frontend(*, discovery: Path, log_dir: Path) -> Frontend:
     """Start a Dynamo front end; ready once it listens."""
@@ -166,3 +164,20 @@ def start_frontend(*, discovery: Path, log_dir: Path) -> Frontend:
         child.close(seconds=0)
         raise
     return Frontend(child, f"http://127.0.0.1:{port}")
+
+
+def wait_for_model(frontend: Frontend, model: str, workers: Sequence[Child], *, seconds: float = 30) -> None:
+    """Wait until the front end lists the model.
+
+    Raises:
+        ChildFailed: A worker or the front end ended, or the time ran out.
+    """
+    first = workers[0]
+
+    def listed() -> bool:
+        for child in (frontend.process, *workers[1:]):
+            if not child.running:
+                raise ChildFailed(child, "ended during start-up")
+        return model in frontend.models()
+
+    first.wait_until(listed, f"front end lists {model}", seconds=seconds)

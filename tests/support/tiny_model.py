@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTEXT_LENGTH = 1024
 VOCAB = 512
 BOS, EOS, PAD = 0, 1, 2
 SPECIAL = ("<s>", "</s>", "<pad>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
@@ -49,7 +48,7 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def make_model_directory(path: Path) -> Tokenizer:
+def make_model_directory(path: Path, *, context_length: int) -> Tokenizer:
     """Write the directory.
 
     Returns:
@@ -67,7 +66,7 @@ def make_model_directory(path: Path) -> Tokenizer:
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "max_position_embeddings": CONTEXT_LENGTH,
+            "max_position_embeddings": context_length,
             "vocab_size": VOCAB,
             "bos_token_id": BOS,
             "eos_token_id": EOS,
@@ -80,7 +79,7 @@ def make_model_directory(path: Path) -> Tokenizer:
             "bos_token": SPECIAL[BOS],
             "eos_token": SPECIAL[EOS],
             "pad_token": SPECIAL[PAD],
-            "model_max_length": CONTEXT_LENGTH,
+            "model_max_length": context_length,
             "chat_template": TEMPLATE,
         },
     }
