@@ -122,7 +122,7 @@ def aio_now() -> float:
 
 
 def aio_timeout(seconds: float | None) -> asyncio.Timeout:
-    """Limit a block, ``async with aio_timeout(5.0):``, which raises TimeoutError if time runs out; None is no limit."""
+    """An async context manager that ends its block with TimeoutError when time runs out; None is no limit."""
     return asyncio.timeout(seconds)
 
 

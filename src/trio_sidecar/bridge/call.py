@@ -2,7 +2,8 @@
 
 Trio → asyncio is :func:`run_aio`. asyncio → Trio should be synchronous calls (``nursery.start_soon``, ``Event.set``,
 ``scope.cancel``), which both hosts allow from asyncio callbacks; :func:`aio_run_trio` is for the few places where
-asyncio code must wait for Trio code. A crossing costs tens of microseconds: cross a few times per request, never per token.
+asyncio code must wait for Trio code. A crossing costs tens of microseconds: a few per request are fine, one per
+token is not.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ trio-asyncio's loop, because then asyncio's time follows Trio's clock and the au
 Why the code below is shaped as it is:
 
 - The main function runs in a scope of our own, and its outcome is captured inside it. trio-asyncio wraps errors that
-  leave its nurseries in groups, and a guest run delivers them through a callback; what was captured is the same on both.
+  leave its nurseries in groups, and a guest run delivers them through a callback; captured, it is the same.
 - trio-asyncio is imported only by the test host: importing it replaces functions of asyncio for the whole process.
 - Leftover asyncio tasks are ended while Trio still runs, because their cleanup may need it.
 """

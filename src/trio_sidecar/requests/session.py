@@ -1,0 +1,314 @@
+"""One request's life, from an accepted request to its one terminal or its one error.
+
+Three parties share a session. The *face* opens it and takes chunks from it, in asyncio. The *pump*, one asyncio
+coroutine, owns the engine's stream from open to close and fills the buffer. The *life* is a Trio task in the handler
+ring whose cancel scope encloses the pump: it ends the pump when the request is cancelled, when its consumer goes or
+when the ring does. Trio is woken twice per request, at its start and at its end, and never for a token.
+
+How a session ends, for its consumer (spec 10, 11):
+
+- the engine's terminal, or one error after the chunks that arrived before it;
+- a request cancel: what waits in the buffer is dropped, and one cancelled terminal counts exactly the delivered tokens;
+- the consumer goes: nothing more, and the engine's stream is released;
+- the drain's deadline or a dying ring: an EngineShutdown error after the waiting chunks, never a silent normal end.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+import trio
+
+from trio_sidecar.bridge import run_aio
+from trio_sidecar.errors import EngineShutdown, ProtocolError, RpcError, SidecarError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.requests.buffer import BufferStatistics, Chunk, OutputBuffer
+    from trio_sidecar.wire import GenerateRequest, GenerateResponse
+
+__all__ = ["CancelAtOnce", "CancelPolicy", "Converted", "EndReason", "Responder", "Session"]
+
+RPC = "GenerateStream"
+"""The call that errors of a request name (R10.16)."""
+
+log = structlog.get_logger("trio_sidecar.requests")
+
+
+class EndReason(enum.Enum):
+    """Why a request ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    CONSUMER_GONE = "consumer_gone"
+    ERROR = "error"
+    SHUTDOWN = "shutdown"
+
+
+class ResponseState(Protocol):
+    """The part of a converted request that the session itself reads."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        ...
+
+
+class Converted(Protocol):
+    """A request in the engine's terms; see ``convert.request.ConvertedRequest``."""
+
+    @property
+    def wire(self) -> GenerateRequest:
+        """What the engine gets."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What goes beside it."""
+        ...
+
+    @property
+    def response(self) -> ResponseState:
+        """What converting the answers needs."""
+        ...
+
+
+class Responder(Protocol):
+    """Converts the answers to one request; see ``convert.response.ResponseConverter``."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the terminal was converted."""
+        ...
+
+    def convert(self, response: GenerateResponse) -> Chunk | None:
+        """One answer as a chunk; None if it holds nothing for Dynamo."""
+        ...
+
+    def cancelled(self) -> Chunk:
+        """The cancelled terminal, whose usage counts what was converted."""
+        ...
+
+
+class CancelPolicy(Protocol):
+    """When a request cancel may act."""
+
+    def ready(self) -> bool:
+        """Whether a cancel may act now."""
+        ...
+
+    def observe(self, response: GenerateResponse) -> None:
+        """Look at one answer of the engine, before it is delivered."""
+        ...
+
+
+class CancelAtOnce:
+    """A cancel acts whenever it comes: aggregated, prefill, encode (spec 10.1)."""
+
+    __slots__ = ()
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def observe(self, response: GenerateResponse) -> None:
+        """Nothing depends on the answers."""
+
+
+class Session:
+    """One request; made by :meth:`trio_sidecar.requests.sessions.Sessions.open`.
+
+    ``cancel`` and ``close`` are synchronous and may be called from either flavour, any number of times.
+
+    Attributes:
+        request_id: The caller's id, for logs.
+        reason: Why it ended; None while it has not. Settled once ``life`` has ended.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_cancel_wanted",
+        "_converted",
+        "_policy",
+        "_responder",
+        "_scope",
+        "_started_at",
+        "reason",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        converted: Converted,
+        responder: Responder,
+        buffer: OutputBuffer,
+        policy: CancelPolicy,
+    ) -> None:
+        self.request_id = request_id
+        self.reason: EndReason | None = None
+        self._converted = converted
+        self._responder = responder
+        self._buffer = buffer
+        self._policy = policy
+        self._cancel_wanted = False
+        self._scope = trio.CancelScope()
+        self._started_at = trio.current_time()
+
+    # -- For the face -----------------------------------------------------------------------------------------------
+
+    async def aio_next(self) -> Chunk | None:
+        """Wait for the next chunk; the last one has a ``finish_reason`` (asyncio-flavoured, one caller at a time).
+
+        Returns:
+            None when the request has ended and everything was taken.
+
+        Raises:
+            SidecarError: The request failed; raised once, after the chunks that came before.
+        """
+        return await self._buffer.aio_take()
+
+    async def aio_chunks(self) -> AsyncIterator[Chunk]:
+        """All chunks; leaving the iteration early, also by closing the generator, closes the session."""
+        try:
+            while (chunk := await self._buffer.aio_take()) is not None:
+                yield chunk
+        finally:
+            self.close()
+
+    def cancel(self) -> None:
+        """The client cancelled: give the consumer one cancelled terminal and release the engine.
+
+        After the terminal was taken it has no effect.
+        """
+        if self._buffer.exhausted or self.reason is EndReason.CANCELLED:
+            return
+        self._cancel_wanted = True
+        if self._policy.ready():
+            self._cancel_now()
+
+    def close(self) -> None:
+        """The consumer is gone: release the engine; no terminal."""
+        if self._buffer.exhausted:
+            return
+        self.reason = EndReason.CONSUMER_GONE
+        self._buffer.cut(None)
+        self._scope.cancel()
+
+    def statistics(self) -> BufferStatistics:
+        """The buffer's."""
+        return self._buffer.statistics()
+
+    # -- For the sessions -------------------------------------------------------------------------------------------
+
+    def shut_down(self, reason: str) -> None:
+        """End the request with an EngineShutdown error, which lets the caller try another worker."""
+        self._fail(EngineShutdown(reason), EndReason.SHUTDOWN)
+        self._scope.cancel()
+
+    def refuse_as_cancelled(self) -> None:
+        """End a request that never began with a cancelled terminal (R11.4)."""
+        self._cancel_now()
+
+    async def life(self, engine: Engine) -> None:
+        """Run the request to its end, which the consumer has then reached (Trio-flavoured).
+
+        Never raises on account of the request: one request's fault must not touch the others in the ring.
+        """
+        try:
+            with self._scope:
+                await run_aio(self._aio_pump, engine)
+        except Exception as error:  # noqa: BLE001 - the consumer gets it
+            self._fail(self._explain(error), EndReason.ERROR)
+        finally:
+            if not self._buffer.ended:
+                # Neither a cancel nor the engine ended it: the ring was cancelled from outside.
+                self._fail(EngineShutdown("the worker is shutting down"), EndReason.SHUTDOWN)
+
+    def log_end(self, role: str) -> None:
+        """Write the request's one line."""
+        log.debug(
+            "request_ended",
+            request_id=self.request_id,
+            role=role,
+            prompt_tokens=self._converted.response.prompt_tokens,
+            output_tokens=self._buffer.delivered_tokens,
+            seconds=round(trio.current_time() - self._started_at, 6),
+            reason=(self.reason or EndReason.FINISHED).value,
+        )
+
+    # -- The pump ---------------------------------------------------------------------------------------------------
+
+    async def _aio_pump(self, engine: Engine) -> None:
+        try:
+            await self._aio_read(engine)
+        except Exception as error:
+            if self._cancel_wanted and not self._buffer.ended:
+                log.warning("engine_failed_after_cancel", request_id=self.request_id, exc_info=error)
+                self._cancel_now()
+            else:
+                self._fail(self._explain(error), EndReason.ERROR)
+        # The request stays open, for the drain too, until its consumer has seen the end; the engine's stream is closed.
+        await self._buffer.aio_wait_exhausted()
+
+    async def _aio_read(self, engine: Engine) -> None:
+        """Move answers from the engine to the buffer until the terminal; later messages are not read (R10.18)."""
+        buffer, responder, policy = self._buffer, self._responder, self._policy
+        async with engine.aio_generate(self._converted.wire, self._converted.metadata) as stream:
+            while True:
+                responses = await stream.aio_receive()
+                if not responses:
+                    reason = f"{RPC} ended before a terminal response with finish_info"
+                    raise ProtocolError(reason)
+                for response in responses:
+                    chunk = responder.convert(response)
+                    policy.observe(response)
+                    if self._cancel_wanted and policy.ready():
+                        self._cancel_now()
+                        return
+                    if chunk is not None and not buffer.put_nowait(chunk):
+                        await buffer.aio_put(chunk)
+                    if responder.finished:
+                        buffer.close()
+                        return
+
+    # -- Ends -------------------------------------------------------------------------------------------------------
+
+    def _cancel_now(self) -> None:
+        self.reason = EndReason.CANCELLED
+        self._buffer.cut(self._cancelled_chunk())
+        self._scope.cancel()
+
+    def _cancelled_chunk(self) -> Chunk:
+        """The cancelled terminal; its usage counts what the consumer took, not what was converted (spec 10.1)."""
+        chunk = self._responder.cancelled()
+        usage: dict[str, Any] | None = chunk.get("completion_usage")
+        if usage is None:
+            return chunk
+        completion = min(usage["completion_tokens"], self._buffer.delivered_tokens)
+        return chunk | {
+            "completion_usage": usage
+            | {"completion_tokens": completion, "total_tokens": usage["prompt_tokens"] + completion}
+        }
+
+    def _fail(self, error: SidecarError, reason: EndReason) -> None:
+        if self._buffer.ended:
+            log.debug("request_failed_after_end", request_id=self.request_id, exc_info=error)
+            return
+        self.reason = reason
+        self._buffer.fail(error)
+
+    def _explain(self, error: Exception) -> SidecarError:
+        """The error for the consumer: what engines and conversion raise on purpose as it is, anything else wrapped."""
+        if isinstance(error, RpcError):
+            return error.named(RPC)
+        if isinstance(error, SidecarError):
+            return error
+        log.error("request_crashed", request_id=self.request_id, exc_info=error)
+        wrapped = SidecarError(f"{RPC}: {type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        return wrapped

@@ -1,0 +1,178 @@
+"""All requests of a worker: the handler ring that their lives run in, and its drain."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+import trio
+
+from trio_sidecar.errors import EngineShutdown
+from trio_sidecar.requests.buffer import BufferLimit, OutputBuffer
+from trio_sidecar.requests.session import CancelAtOnce, Session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from trio_sidecar.deadline import Deadline
+    from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.requests.buffer import Chunk
+    from trio_sidecar.requests.session import CancelPolicy, Converted, Responder
+
+__all__ = ["Sessions", "SessionsStatistics"]
+
+log = structlog.get_logger("trio_sidecar.requests")
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class SessionsStatistics:
+    """How many requests there are and were.
+
+    Attributes:
+        open: Accepted and not yet ended.
+        peak_open: The most that ever were open at once.
+        ended: How many ended, by reason (the values of :class:`EndReason`).
+    """
+
+    open: int
+    peak_open: int
+    ended: Mapping[str, int]
+
+
+@attrs.frozen(slots=True)
+class _Ring:
+    """What a started worker serves with."""
+
+    nursery: trio.Nursery
+    engine: Engine
+    convert: Callable[[Mapping[str, object], str], Converted]
+
+
+@attrs.define(eq=False, kw_only=True)
+class Sessions:
+    """The requests of one worker.
+
+    Make one early, enter :meth:`serving` when the engine is there, and :meth:`open` a session for each request. Before
+    ``serving`` a request is refused; after it, one gets a cancelled terminal (R11.2, R11.4).
+
+    Attributes:
+        responder: Makes the converter of one request's answers from the converted request's ``response``.
+        merge: Joins two adjacent chunks.
+        coalesce: Whether to merge; otherwise there is one chunk per answer of the engine.
+        limit: Bound of each request's buffer.
+        role: The disaggregation mode, for logs.
+    """
+
+    responder: Callable[[Any], Responder]
+    merge: Callable[[Chunk, Chunk], Chunk]
+    coalesce: bool = True
+    limit: BufferLimit = attrs.field(factory=BufferLimit)
+    role: str = "aggregated"
+    _ring: _Ring | None = attrs.field(default=None, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+    _open: set[Session] = attrs.field(factory=set, init=False)
+    _idle: trio.Event | None = attrs.field(default=None, init=False)
+    _peak: int = attrs.field(default=0, init=False)
+    _ended: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    @asynccontextmanager
+    async def serving(
+        self, engine: Engine, convert: Callable[[Mapping[str, object], str], Converted]
+    ) -> AsyncIterator[None]:
+        """Accept requests while the block lasts; those still open at its end are cancelled (R11.3).
+
+        Drain first, inside the block. Leaving returns when every engine stream has been released.
+
+        Args:
+            engine: Answers the requests.
+            convert: Converts a request dict, given the request id too.
+
+        Raises:
+            EngineShutdown: It was started before; make a new object for another life.
+        """
+        if self._ring is not None:
+            reason = "the worker was started already"
+            raise EngineShutdown(reason)
+        async with trio.open_nursery() as nursery:
+            self._ring = _Ring(nursery, engine, convert)
+            try:
+                yield
+            finally:
+                self._closed = True
+                self.cancel_all()
+
+    def open(
+        self,
+        request: Mapping[str, object],
+        request_id: str,
+        *,
+        policy: CancelPolicy = CancelAtOnce(),  # noqa: B008
+    ) -> Session:
+        """Accept a request (synchronous, from either flavour).
+
+        The caller takes chunks until None or an error, or closes the session; otherwise it stays open.
+
+        Args:
+            request: What Dynamo handed over.
+            request_id: The caller's id.
+            policy: When a cancel may act.
+
+        Raises:
+            EngineShutdown: :meth:`serving` was not entered yet.
+            InvalidRequest: The request cannot be expressed in the contract; raised before any cancel counts (R10.1).
+        """
+        ring = self._ring
+        if ring is None:
+            reason = "the worker has not started"
+            raise EngineShutdown(reason)
+        converted = ring.convert(request, request_id)
+        buffer = OutputBuffer(self.limit, merge=self.merge if self.coalesce else None)
+        session = Session(request_id, converted, self.responder(converted.response), buffer, policy)
+        if self._closed:
+            session.refuse_as_cancelled()
+            return session
+        self._open.add(session)
+        self._peak = max(self._peak, len(self._open))
+        ring.nursery.start_soon(self._run, session, ring.engine)
+        return session
+
+    async def _run(self, session: Session, engine: Engine) -> None:
+        try:
+            await session.life(engine)
+        finally:
+            self._open.discard(session)
+            session.log_end(self.role)
+            reason = session.reason.value if session.reason is not None else "finished"
+            self._ended[reason] = self._ended.get(reason, 0) + 1
+            if self._idle is not None and not self._open:
+                self._idle.set()
+
+    def cancel_all(self) -> None:
+        """Cancel every open request: each gets a cancelled terminal with the tokens so far (R11.3)."""
+        for session in tuple(self._open):
+            session.cancel()
+
+    async def drain(self, deadline: Deadline) -> int:
+        """Wait until no request is open; end those that outlive the deadline with an EngineShutdown error.
+
+        Requests may still arrive meanwhile, routed before the worker was withdrawn, and have the same deadline.
+
+        Returns:
+            How many were ended.
+        """
+        with deadline.scope():
+            while self._open:
+                self._idle = trio.Event()
+                await self._idle.wait()
+        late = tuple(self._open)
+        for session in late:
+            session.shut_down("the worker is draining and the request outlived its budget")
+        if late:
+            log.warning("drain_deadline_passed", requests=len(late))
+        return len(late)
+
+    def statistics(self) -> SessionsStatistics:
+        """How many requests there are and were."""
+        return SessionsStatistics(open=len(self._open), peak_open=self._peak, ended=dict(self._ended))
