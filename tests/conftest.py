@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def aio_loop() -> AsyncIterator[asyncio.AbstractEventLoop]:
-    """An asyncio loop on the test's Trio; its time follows ``autojump_clock`` where the test asks for that."""
+    """An asyncio loop on the test's Trio; its time follows ``autojump_clock`` where the test asks for that.
+
+    Take it as an argument: pytest-trio does not see fixtures that are named by ``usefixtures``.
+    """
     async with open_aio_loop() as loop:
         yield loop
 

@@ -50,15 +50,16 @@ async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     trio_task = trio.lowlevel.current_task()
     cancel_trio: Callable[[], NoReturn] | None = None
 
-    async def aio_main() -> outcome.Outcome[T]:
-        # Captured in here, not by the asyncio task: asyncio would raise a SystemExit into its loop as well, and could
-        # not tell a CancelledError that the function raised from a cancelled task.
-        return await outcome.acapture(aio_fn, *args)
+    # Captured by aio_main, not by the asyncio task: a task that is cancelled in its last step forgets its result. A task
+    # also raises a SystemExit into its loop, and cannot tell the function's own CancelledError from that of a cancel.
+    result: outcome.Outcome[T] = outcome.Error(asyncio.CancelledError())  # if cancelled before its first step
 
-    def on_done(task: asyncio.Task[outcome.Outcome[T]]) -> None:
-        result: outcome.Outcome[T]
-        result = outcome.Error(asyncio.CancelledError()) if task.cancelled() else task.result()
-        trio.lowlevel.reschedule(trio_task, outcome.Value(result))
+    async def aio_main() -> None:
+        nonlocal result
+        result = await outcome.acapture(aio_fn, *args)
+
+    def on_done(task: asyncio.Task[None]) -> None:  # noqa: ARG001
+        trio.lowlevel.reschedule(trio_task)
 
     def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         nonlocal cancel_trio
@@ -68,7 +69,7 @@ async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
 
     aio_task = current_loop().create_task(aio_main())
     aio_task.add_done_callback(on_done)
-    result: outcome.Outcome[T] = await trio.lowlevel.wait_task_rescheduled(abort)
+    await trio.lowlevel.wait_task_rescheduled(abort)
     if isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError):
         if cancel_trio is None:
             raise AioTaskCancelled from result.error
@@ -77,7 +78,10 @@ async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         except trio.Cancelled as cancelled:
             cancelled.__cause__ = result.error  # the longer traceback says where asyncio was
             raise
-    return result.unwrap()
+    try:
+        return result.unwrap()
+    finally:
+        del result  # or an error, through its traceback, would keep itself alive
 
 
 async def aio_run_trio(nursery: trio.Nursery, async_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
