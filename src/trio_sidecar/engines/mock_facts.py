@@ -1,0 +1,119 @@
+"""What one mock engine is: its settings, resolved, and the answers of ``vllm.Control`` that follow from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trio_sidecar import __version__
+from trio_sidecar.config import DisaggregationMode, MockReply, MockSettings
+from trio_sidecar.engines.mock_tokenizer import MOCK_MODEL_DIR, MockTokenizer
+from trio_sidecar.wire import ModelInfo, ParallelismInfo, RlCapabilities, ServerInfo
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["MockFacts"]
+
+SHIPPED_MODEL_NAME = "mocker-model"
+MAX_CANDIDATES = 20
+"""Most candidates per position, as vLLM's own default."""
+
+PROTO_VERSION = "0.6.0"
+"""The release of the contract that the messages follow."""
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class MockFacts:
+    """What a mock engine needs to know to accept and answer a request.
+
+    Attributes:
+        model_id: Where a front end finds tokenizer and configuration: the shipped directory, or what ``--model`` names.
+        tokenizer: The shipped one; None in token mode, which knows no text.
+        ttft_secs: From admission to the first token, in seconds, speedup applied.
+        itl_secs: Between tokens, in seconds, speedup applied; 0 floods.
+    """
+
+    model_id: str
+    served_model_name: str
+    mode: DisaggregationMode
+    tokenizer: MockTokenizer | None
+    seed: int
+    max_concurrent_requests: int
+    ttft_secs: float
+    itl_secs: float
+    block_size: int
+    num_gpu_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @classmethod
+    def resolve(cls, settings: MockSettings) -> Self:
+        """Facts from settings; the default model name stands for the directory that ships in the package.
+
+        Raises:
+            OSError: The shipped model directory is incomplete.
+        """
+        shipped = settings.model == SHIPPED_MODEL_NAME
+        return cls(
+            model_id=str(MOCK_MODEL_DIR) if shipped else settings.model,
+            served_model_name=settings.served_model_name or settings.model,
+            mode=settings.disaggregation_mode,
+            tokenizer=MockTokenizer.load() if settings.reply is MockReply.TEXT else None,
+            seed=settings.seed,
+            max_concurrent_requests=settings.max_concurrent_requests,
+            ttft_secs=settings.ttft_ms / 1000.0 / settings.speedup_ratio,
+            itl_secs=settings.itl_ms / 1000.0 / settings.speedup_ratio,
+            block_size=settings.block_size,
+            num_gpu_blocks=settings.num_gpu_blocks,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+        )
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit the simulated KV cache."""
+        return self.block_size * self.num_gpu_blocks
+
+    def model_info(self) -> ModelInfo:
+        """The answer to GetModelInfo (R16.3)."""
+        return ModelInfo(
+            model_id=self.model_id,
+            served_model_name=self.served_model_name,
+            supports_text_input=self.tokenizer is not None,
+            supports_token_ids_input=True,
+        )
+
+    def server_info(self) -> ServerInfo:
+        """The answer to GetServerInfo (R16.3)."""
+        return ServerInfo(
+            engine_version=f"mock-{__version__}",
+            api_version="vllm",
+            instance_id=f"dynamo-vllm-mocker-{_MODE_NAMES[self.mode]}",
+            parallelism=ParallelismInfo(
+                tensor_parallel_size=1,
+                pipeline_parallel_size=1,
+                data_parallel_size=1,
+                decode_context_parallel_size=1,
+                world_size=1,
+                data_parallel_size_local=1,
+            ),
+            max_model_len=self.max_model_len,
+            kv_block_size=self.block_size,
+            total_kv_blocks=self.num_gpu_blocks,
+            max_running_requests=self.max_num_seqs,
+            max_batched_tokens=self.max_num_batched_tokens,
+            rl_capabilities=RlCapabilities(),
+            proto_version=PROTO_VERSION,
+            effective_attention_block_size=self.block_size,
+        )
+
+
+_MODE_NAMES = {
+    DisaggregationMode.AGGREGATED: "aggregated",
+    DisaggregationMode.PREFILL: "prefill",
+    DisaggregationMode.DECODE: "decode",
+}
