@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.stack import Backend, EngineKind, Stack, WorkerKind, mock_backend, stack, vllm_backend
+from support.stack import PAIRS, Backend, EngineKind, Stack, mock_backend, pair_name, stack, vllm_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKENS_PER_SECOND = 100
-PAIRS = [(worker, engine) for engine in EngineKind for worker in WorkerKind]
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +28,7 @@ def vllm_rs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
         yield backend
 
 
-@pytest.fixture(scope="session", params=PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
+@pytest.fixture(scope="session", params=PAIRS, ids=pair_name)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One worker before one engine, with a front end."""
     worker, engine = request.param

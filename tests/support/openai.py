@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import httpx2
+import trio
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,8 +109,10 @@ class OpenAi:
 
     async def stream(self, path: str, body: dict[str, Any]) -> Streamed:
         """One request, all chunks of its answer; the stream must end with ``[DONE]``."""
-        async with self.open(path, body) as lines:
-            events = [line async for line in lines]
+        body = {"model": self.model, "stream": True} | body
+        answer = await self.http.post(f"{self.url}{path}", json=body)
+        assert answer.status_code == httpx2.codes.OK, answer.text
+        events = [line.removeprefix(DATA) for line in answer.text.splitlines() if line]
         assert events[-1:] == ["[DONE]"], events
         return Streamed([json.loads(event) for event in events[:-1]])
 
@@ -120,22 +124,25 @@ class OpenAi:
         """:meth:`complete`, streamed."""
         return await self.stream("/v1/completions", {"prompt": prompt} | body)
 
-    @contextlib.asynccontextmanager
-    async def open(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
-        """Open a streamed request; leaving early closes the connection, as a client that goes away does."""
-        body = {"model": self.model, "stream": True} | body
-        async with self.http.stream("POST", f"{self.url}{path}", json=body) as answer:
-            if answer.status_code != httpx2.codes.OK:
-                await answer.aread()
-                raise AssertionError(f"{answer.status_code}: {answer.text}")
-            yield _events(answer)
+    async def leave_after(self, path: str, body: dict[str, Any], *, events: int) -> dict[str, Any]:
+        """Read so many events of a streamed answer, then close the connection, as a client that goes away does.
 
-
-async def _events(answer: httpx2.Response) -> AsyncIterator[str]:
-    """The payloads of server-sent events; a comment or an error event is kept as it came, to fail the test."""
-    async for line in answer.aiter_lines():
-        if line:
-            yield line.removeprefix(DATA)
+        Returns:
+            The first event.
+        """
+        where = httpx2.URL(self.url)
+        content = json.dumps({"model": self.model, "stream": True} | body)
+        head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc.decode()}\r\nContent-Type: application/json\r\n"
+        with trio.fail_after(TIMEOUT_SECONDS):
+            async with await trio.open_tcp_stream(where.host, where.port or 80) as connection:
+                await connection.send_all(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+                received = b""
+                while len(found := re.findall(rb"^data: (\{.*\})$", received, re.MULTILINE)) < events:
+                    some = await connection.receive_some()
+                    assert some, received.decode()
+                    received += some
+        first: dict[str, Any] = json.loads(found[0])
+        return first
 
 
 @contextlib.asynccontextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from support.processes import Child
 
 RAW_CLIENT_SECONDS = 20
+POLL_SECONDS = 0.02
+T = TypeVar("T")
 
 
 class EngineKind(enum.Enum):
@@ -36,6 +39,28 @@ class WorkerKind(enum.Enum):
 
     OURS = "ours"
     RUST = "rust-sidecar"
+
+
+PAIRS = [(worker, engine) for engine in EngineKind for worker in WorkerKind]
+OUR_PAIRS = [pair for pair in PAIRS if pair[0] is WorkerKind.OURS]
+
+
+def pair_name(pair: tuple[WorkerKind, EngineKind]) -> str:
+    """How a pair shows in a test's name."""
+    return f"{pair[0].value}-{pair[1].value}"
+
+
+async def eventually(condition: Callable[[], T | None], what: str, *, seconds: float = 20) -> T:
+    """Wait until a condition is neither None nor False, and fail the test if it stays so.
+
+    Returns:
+        What it is then.
+    """
+    limit = trio.current_time() + seconds
+    while (result := condition()) is None or result is False:
+        assert trio.current_time() < limit, f"not within {seconds} s: {what}"
+        await trio.sleep(POLL_SECONDS)
+    return result
 
 
 @attrs.frozen(slots=True)
@@ -64,6 +89,19 @@ class Backend:
     context_length: int
     reply: Reply
     eos: int
+
+    def dropped_at(self, request: str) -> float | None:
+        """When the engine dropped an unfinished request, on the system-wide monotonic clock; None if it has not."""
+        if self.engine.core is not None:
+            found = re.search(rf"^ABORT at=(\S+) .*{re.escape(request)}", self.engine.core.log, re.MULTILINE)
+            return float(found[1]) if found else None
+        raise NotImplementedError
+
+    def open_requests(self) -> int:
+        """How many requests the engine is working on."""
+        if self.engine.core is not None:
+            return int(re.findall(r"active=(\d+)", self.engine.core.log)[-1])
+        raise NotImplementedError
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -116,10 +154,12 @@ class Stack:
 
 
 @contextlib.contextmanager
-def vllm_backend(directory: Path, *, tokens_per_second: float, context_length: int = 1024) -> Iterator[Backend]:
-    """The real ``vllm-rs`` server over the mock core."""
+def vllm_backend(
+    directory: Path, *, tokens_per_second: float, context_length: int = 1024, text: str = tiny_model.REPLY
+) -> Iterator[Backend]:
+    """The real ``vllm-rs`` server over the mock core, which says the text."""
     tokenizer = tiny_model.make_model_directory(directory / "model", context_length=context_length)
-    ids = tokenizer.encode(tiny_model.REPLY).ids
+    ids = tokenizer.encode(text).ids
     engine = peers.start_vllm_rs(
         directory / "model", "tiny", ids, log_dir=directory / "logs", tokens_per_second=tokens_per_second
     )
