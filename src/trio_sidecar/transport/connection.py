@@ -1,0 +1,179 @@
+"""One HTTP/2 connection: what the pool asks of it, and the choice between its two implementations.
+
+:mod:`~trio_sidecar.transport.fastpath` splits messages where bytes arrive and hands all of them over per wake-up; it
+relies on private parts of grpclib and h2, so it is used only with versions it was tested with.
+:mod:`~trio_sidecar.transport.publicpath` needs nothing private, costs several times the CPU, and inherits grpclib's
+limits. Both offer the interface below and pass the same tests.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import structlog
+
+from trio_sidecar.errors import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    import trio
+
+    from trio_sidecar.endpoint import GrpcEndpoint
+
+__all__ = ["Connection", "ConnectionSettings", "ConnectionState", "NotProcessed", "RawStream", "aio_connect"]
+
+STREAM_WINDOW_BYTES = 1 << 20
+"""How much a peer may send on one stream before we take it."""
+
+CONNECTION_WINDOW_BYTES = 64 << 20
+"""The same for all streams of a connection; far above one stream's, or a stalled reader would block the others."""
+
+log = structlog.get_logger("trio_sidecar.transport.connection")
+
+
+class ConnectionState(enum.Enum):
+    """Where a connection is in its life."""
+
+    READY = "ready"
+    """Streams may be opened."""
+
+    DRAINING = "draining"
+    """The peer accepts no new streams (GOAWAY); the open ones go on."""
+
+    CLOSED = "closed"
+    """Nothing can be sent or received."""
+
+
+class NotProcessed(RpcError):
+    """UNAVAILABLE, and the peer has certainly not begun the call: it may be sent again on another connection."""
+
+    def __init__(self, detail: str, *, rpc: str = "") -> None:
+        super().__init__(StatusCode.UNAVAILABLE, detail, rpc=rpc)
+
+    def named(self, rpc: str) -> RpcError:
+        """The same error, labelled with the call that met it."""
+        return self if self.rpc == rpc else NotProcessed(self.detail, rpc=rpc)
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class ConnectionSettings:
+    """What a connection needs to know.
+
+    Attributes:
+        endpoint: The peer.
+        max_message_bytes: The largest message, in both directions (R3.12).
+        stream_window_bytes: Flow-control window of a stream.
+        connection_window_bytes: Flow-control window of the connection.
+    """
+
+    endpoint: GrpcEndpoint
+    max_message_bytes: int = 64 << 20
+    stream_window_bytes: int = STREAM_WINDOW_BYTES
+    connection_window_bytes: int = CONNECTION_WINDOW_BYTES
+
+
+class RawStream(Protocol):
+    """A server's answers to one request, as bytes."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The response's headers."""
+        ...
+
+    async def aio_receive(self) -> list[bytes]:
+        """Wait for messages and take all that have arrived; an empty list once the stream has ended with OK.
+
+        Window is given back to the peer only for what was taken.
+
+        Raises:
+            RpcError: The stream ended with another status, after the messages before it were taken.
+        """
+        ...
+
+
+class Connection(Protocol):
+    """An HTTP/2 connection whose SETTINGS have arrived."""
+
+    @property
+    def state(self) -> ConnectionState:
+        """Whether it takes new streams."""
+        ...
+
+    @property
+    def stream_limit(self) -> int:
+        """How many streams the peer allows at once, as last announced."""
+        ...
+
+    @property
+    def open_streams(self) -> int:
+        """Streams opened by us and not left yet."""
+        ...
+
+    @property
+    def closed(self) -> trio.Event:
+        """Set when the socket is gone."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it drains or is closed; empty while it is ready."""
+        ...
+
+    def aio_open(
+        self, path: str, request: bytes, *, metadata: Mapping[str, str], timeout_secs: float | None = None
+    ) -> AbstractAsyncContextManager[RawStream, None]:
+        """Send one request (asyncio-flavoured).
+
+        Entering returns when the response headers have arrived. Leaving before the end resets the stream with CANCEL.
+
+        Args:
+            path: For example ``/vllm.Inference/GenerateStream``.
+            request: The encoded request message.
+            metadata: Sent as headers.
+            timeout_secs: Sent to the peer as ``grpc-timeout``; limiting the call on our side is the caller's task.
+
+        Raises:
+            InvalidRequest: Metadata that cannot be sent.
+            NotProcessed: On entering: nothing was begun, another connection may be tried.
+            RpcError: On entering: the peer refused.
+        """
+        ...
+
+    async def aio_ping(self) -> None:
+        """Return when the peer has answered a ping; the caller limits the time (a hook for keepalive).
+
+        Raises:
+            RpcError: UNAVAILABLE if the connection is lost meanwhile.
+        """
+        ...
+
+    def close(self, reason: str) -> None:
+        """Fail all streams with UNAVAILABLE and close at once; :attr:`closed` tells when that is done."""
+        ...
+
+
+async def aio_connect(
+    settings: ConnectionSettings, on_change: Callable[[Connection], None], *, fast: bool | None = None
+) -> Connection:
+    """Connect and wait for the peer's SETTINGS (asyncio-flavoured); the caller limits the time.
+
+    Args:
+        settings: Where to, and limits.
+        on_change: Called whenever state, stream limit or the number of open streams has changed, from asyncio.
+        fast: Force or forbid the fast path; by default it is used where the installed versions allow it.
+
+    Raises:
+        ConnectError: The peer closed the connection, or is no HTTP/2 server.
+        OSError: No connection, or the name cannot be resolved.
+    """
+    from trio_sidecar.transport import fastpath, publicpath  # noqa: PLC0415 - they import the interface above
+
+    if fast is None:
+        fast = fastpath.unsupported() is None
+    if fast:
+        return await fastpath.aio_connect(settings, on_change)
+    return await publicpath.aio_connect(settings, on_change)

@@ -1,0 +1,418 @@
+"""The pool of connections to one peer: which stream goes where, who waits, and how lost connections come back.
+
+The decision is :func:`choose`, a pure function over what each slot reports; everything else here feeds it and acts on
+its answers. Rules that a reader should know:
+
+- A call takes the least-loaded connection; equals take turns, so an idle pool is used round robin (R3.13).
+- No connection carries as many streams as its peer announced, so HTTP/2's own queue, which can hang for ever when the
+  connection dies (E3), is never used. Calls over the cap wait here, first come first served.
+- Calls wait only while a connection is up or the first try to replace one is under way. When no slot is, all waiters
+  fail at once, and so do later calls until a connection is back (FR-015, FR-028).
+- Each slot has one keeper task, so there is one reconnect at a time per slot; it backs off while the peer is away
+  (FR-027).
+"""
+
+from __future__ import annotations
+
+import collections
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import structlog
+import trio
+
+from trio_sidecar.bridge import AioEvent, run_aio
+from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
+from trio_sidecar.transport import fastpath
+from trio_sidecar.transport.connect import FailureLog, connect_slots
+from trio_sidecar.transport.connection import Connection, ConnectionSettings, ConnectionState, aio_connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from types import TracebackType
+
+    from trio_sidecar.config import TransportSettings
+
+__all__ = ["Lease", "Pool", "PoolStatistics", "SlotLoad", "choose", "open_pool", "stream_cap"]
+
+MAX_STREAMS_PER_CONNECTION = 256
+"""Our own cap; beyond it a frame waits long behind those of other streams (FR-101)."""
+
+_MAX_RECONNECT_INTERVAL_SECS = 10.0
+_CLOSE_SECS = 1.0
+
+log = structlog.get_logger("trio_sidecar.transport.pool")
+
+
+@attrs.frozen(slots=True)
+class SlotLoad:
+    """What :func:`choose` knows about one slot.
+
+    Attributes:
+        open_streams: Streams that the slot's connection carries.
+        cap: How many it may carry; 0 while it takes none.
+    """
+
+    open_streams: int
+    cap: int
+
+
+def choose(slots: Sequence[SlotLoad], last: int) -> int | None:
+    """The index of the slot for the next stream, or None if all are full or down.
+
+    Args:
+        slots: The load of every slot, in order.
+        last: The index that was chosen before; equals are taken in turn after it.
+    """
+    best: int | None = None
+    for step in range(1, len(slots) + 1):
+        index = (last + step) % len(slots)
+        slot = slots[index]
+        if slot.open_streams < slot.cap and (best is None or slot.open_streams < slots[best].open_streams):
+            best = index
+    return best
+
+
+def stream_cap(announced: int) -> int:
+    """How many streams to put on a connection whose peer announced that limit: one below it, where that leaves any."""
+    return min(MAX_STREAMS_PER_CONNECTION, max(announced - 1, min(announced, 1)))
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class PoolStatistics:
+    """A snapshot of a pool.
+
+    Attributes:
+        connections: Configured connections (R3.14).
+        active: Connections that carry at least one stream.
+        idle: Connections that are ready and carry none.
+        draining: Connections that only finish their streams.
+        open_streams: Streams on all of them.
+        queued: Calls that wait for a free connection.
+        reconnects: Connections that were replaced.
+        failed_reconnects: Attempts to replace one that failed.
+        stream_caps: For each slot how many streams it takes; 0 while it is down (FR-100).
+    """
+
+    connections: int
+    active: int
+    idle: int
+    draining: int
+    open_streams: int
+    queued: int
+    reconnects: int
+    failed_reconnects: int
+    stream_caps: tuple[int, ...]
+
+
+@attrs.define(eq=False)
+class _Slot:
+    """A place for one connection."""
+
+    number: int
+    connection: Connection | None = None
+    open_streams: int = 0
+    replacing: bool = False
+    lost: trio.Event = attrs.field(factory=trio.Event)
+
+    def load(self) -> SlotLoad:
+        connection = self.connection
+        if connection is None or connection.state is not ConnectionState.READY:
+            return SlotLoad(self.open_streams, 0)
+        return SlotLoad(self.open_streams, stream_cap(connection.stream_limit))
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """A call that waits for a connection."""
+
+    ready: AioEvent = attrs.field(factory=AioEvent)
+    lease: Lease | None = None
+    error: ConnectError | None = None
+
+
+@attrs.define(eq=False)
+class Lease:
+    """The right to have one stream on a connection; a plain context manager that gives it back."""
+
+    pool: Pool
+    slot: _Slot
+    connection: Connection
+
+    def __enter__(self) -> Connection:
+        """The connection."""
+        return self.connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give the place back."""
+        self.pool.release(self)
+
+
+class Pool:
+    """Connections to one peer; open one with :func:`open_pool`."""
+
+    def __init__(self, settings: TransportSettings, *, peer: str, bootstrap: bool, fast: bool | None) -> None:
+        self.settings = settings
+        self.peer = peer
+        self._endpoint = settings.grpc_endpoint.authority
+        self._bootstrap = bootstrap
+        self._fast = fast
+        self.slots = [_Slot(number) for number in range(1, settings.grpc_connections + 1)]
+        self._waiting: collections.deque[_Waiter] = collections.deque()
+        self._connections: set[Connection] = set()
+        self._last = -1
+        self._reconnects = 0
+        self._failed_reconnects = 0
+        self._cause = ""
+        self._closing = False
+
+    def __len__(self) -> int:
+        """The number of configured connections (R3.14)."""
+        return len(self.slots)
+
+    def __repr__(self) -> str:
+        """For example ``<Pool vLLM at 127.0.0.1:50051: 3 active, 5 idle, 0 queued>``."""
+        now = self.statistics()
+        more = f", {now.draining} draining" if now.draining else ""
+        return (
+            f"<Pool {self.peer} at {self._endpoint}: {now.active} active, {now.idle} idle, {now.queued} queued{more}>"
+        )
+
+    def statistics(self) -> PoolStatistics:
+        """A snapshot."""
+        loads = [slot.load() for slot in self.slots]
+        ready = [load for load, slot in zip(loads, self.slots, strict=True) if _is_ready(slot)]
+        return PoolStatistics(
+            connections=len(self.slots),
+            active=sum(load.open_streams > 0 for load in ready),
+            idle=sum(load.open_streams == 0 for load in ready),
+            draining=sum(connection.state is ConnectionState.DRAINING for connection in self._connections),
+            open_streams=sum(connection.open_streams for connection in self._connections),
+            queued=len(self._waiting),
+            reconnects=self._reconnects,
+            failed_reconnects=self._failed_reconnects,
+            stream_caps=tuple(load.cap for load in loads),
+        )
+
+    # -- Calls (asyncio-flavoured)
+
+    async def aio_lease(self) -> Lease:
+        """Wait for a connection with room for one more stream, and reserve it.
+
+        Raises:
+            ConnectError: No connection is up and none can be made at present, or the pool is closing.
+        """
+        if not self._waiting and (lease := self._lease_now()) is not None:
+            return lease
+        if (error := self._hopeless()) is not None:
+            raise error
+        waiter = _Waiter()
+        self._waiting.append(waiter)
+        try:
+            await waiter.ready.aio_wait()
+        except BaseException:
+            if waiter.lease is not None:
+                self.release(waiter.lease)
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
+            raise
+        if waiter.error is not None:
+            raise waiter.error
+        assert waiter.lease is not None  # noqa: S101
+        return waiter.lease
+
+    def release(self, lease: Lease) -> None:
+        """Give a reservation back."""
+        if lease.slot.connection is lease.connection:
+            lease.slot.open_streams -= 1
+        self._assign()
+
+    def _lease_now(self) -> Lease | None:
+        index = choose([slot.load() for slot in self.slots], self._last)
+        if index is None:
+            return None
+        self._last = index
+        slot = self.slots[index]
+        slot.open_streams += 1
+        assert slot.connection is not None  # noqa: S101
+        return Lease(self, slot, slot.connection)
+
+    def _hopeless(self) -> ConnectError | None:
+        """The error for calls that nothing can serve: none up, none on its way."""
+        if self._closing:
+            reason = f"the connection pool to {self.peer} at {self._endpoint} is closed"
+            return ConnectError(reason)
+        if any(slot.replacing or _is_ready(slot) for slot in self.slots):
+            return None
+        cause = f": {self._cause}" if self._cause else ""
+        reason = f"no connection to {self.peer} at {self._endpoint}{cause}"
+        return ConnectError(reason)
+
+    def _assign(self) -> None:
+        """Serve waiters in order while there is room; fail them all when there is no hope."""
+        while self._waiting and (lease := self._lease_now()) is not None:
+            waiter = self._waiting.popleft()
+            waiter.lease = lease
+            waiter.ready.set()
+        if self._waiting and (error := self._hopeless()) is not None:
+            for waiter in self._waiting:
+                waiter.error = error
+                waiter.ready.set()
+            self._waiting.clear()
+
+    # -- Connections
+
+    def _changed(self, connection: Connection) -> None:
+        """A connection's state, limit or load has changed; called from asyncio, so everything here is synchronous."""
+        if connection.state is not ConnectionState.READY:
+            self._cause = connection.reason
+            for slot in self.slots:
+                if slot.connection is connection:
+                    self._vacate(slot, connection)
+        self._assign()
+
+    def _vacate(self, slot: _Slot, connection: Connection) -> None:
+        slot.connection = None
+        slot.open_streams = 0
+        slot.replacing = not self._closing
+        slot.lost.set()
+        if not self._closing:
+            log.info(
+                "connection_" + connection.state.value,
+                peer=self.peer,
+                endpoint=self._endpoint,
+                slot=slot.number,
+                open_streams=connection.open_streams,
+                reason=connection.reason,
+            )
+
+    async def connect_all(self) -> None:
+        """Fill every slot after the start-up policy (Trio-flavoured)."""
+        await connect_slots(
+            peer=self.peer,
+            endpoint=str(self._endpoint),
+            settings=self.settings,
+            bootstrap=self._bootstrap,
+            attempt=self._attempt,
+        )
+
+    async def _attempt(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - its share of the deadline (R3.3)
+        slot = self.slots[number - 1]
+        settings = ConnectionSettings(
+            endpoint=self.settings.grpc_endpoint, max_message_bytes=self.settings.max_message_bytes
+        )
+        with trio.move_on_after(timeout) as scope:
+            connection = await run_aio(self._aio_attempt, settings)
+        if scope.cancelled_caught:
+            reason = f"no HTTP/2 connection within {timeout:g} s"
+            raise ConnectError(reason)
+        slot.lost = trio.Event()
+        slot.replacing = False
+        slot.open_streams = 0
+        slot.connection = connection
+        if connection.state is not ConnectionState.READY:  # lost on its way here
+            self._vacate(slot, connection)
+        log.debug(
+            "connection_ready", peer=self.peer, endpoint=self._endpoint, slot=number, limit=connection.stream_limit
+        )
+        self._assign()
+
+    async def _aio_attempt(self, settings: ConnectionSettings) -> Connection:
+        connection = await aio_connect(settings, self._changed, fast=self._fast)
+        # Here, so that one which a cancel overtakes on its way back is closed with the pool.
+        self._connections.add(connection)
+        return connection
+
+    async def keep(self, slot: _Slot) -> None:
+        """Replace the slot's connection whenever it is lost or drains (Trio-flavoured)."""
+        while True:
+            await slot.lost.wait()
+            await self._replace(slot)
+            self._reconnects += 1
+
+    async def _replace(self, slot: _Slot) -> None:
+        failures = FailureLog()
+        attempts = 0
+        pause = self.settings.grpc_retry_interval_secs
+        while True:
+            attempts += 1
+            self._connections = {at for at in self._connections if not at.closed.is_set()}
+            try:
+                await self._attempt(slot.number, self.settings.grpc_connect_attempt_timeout_secs)
+            except (OSError, SidecarError) as error:
+                self._failed_reconnects += 1
+                self._cause = cause_chain(error)
+                slot.replacing = False
+                self._assign()
+                if (suppressed := failures.admit(self._cause, trio.current_time())) is not None:
+                    log.warning(
+                        "reconnect_failed",
+                        peer=self.peer,
+                        endpoint=self._endpoint,
+                        slot=slot.number,
+                        attempt=attempts,
+                        suppressed=suppressed,
+                        error=self._cause,
+                    )
+                await trio.sleep(pause)
+                pause = max(pause, min(2 * pause, _MAX_RECONNECT_INTERVAL_SECS))
+            else:
+                log.info(
+                    "connection_replaced", peer=self.peer, endpoint=self._endpoint, slot=slot.number, attempts=attempts
+                )
+                return
+
+    async def aclose(self) -> None:
+        """Close all connections and wait, within limits, until their sockets are gone (Trio-flavoured)."""
+        self._closing = True
+        for connection in list(self._connections):
+            connection.close(f"the connection pool to {self.peer} is closing")
+        self._assign()
+        with trio.move_on_after(_CLOSE_SECS, shield=True):
+            for connection in self._connections:
+                await connection.closed.wait()
+
+
+def _is_ready(slot: _Slot) -> bool:
+    return slot.connection is not None and slot.connection.state is ConnectionState.READY
+
+
+@asynccontextmanager
+async def open_pool(
+    settings: TransportSettings, *, bootstrap: bool = False, peer: str = "vLLM", fast: bool | None = None
+) -> AsyncIterator[Pool]:
+    """Connect every slot after the start-up policy, then keep them connected while the block runs (Trio-flavoured).
+
+    Args:
+        settings: The peer, the number of connections, and times.
+        bootstrap: See :func:`~trio_sidecar.transport.connect.connect_slots`.
+        peer: Name of the peer, for messages.
+        fast: Force or forbid the fast path; by default it is used where the installed versions allow it.
+
+    Raises:
+        StartupError: Before the block: a slot could not be connected before the deadline.
+        InvalidConfig: Before the block: a setting is not representable.
+    """
+    if fast is None and (unsupported := fastpath.unsupported()) is not None:
+        log.warning("slow_transport", reason=unsupported, effect="several times the CPU per token; GOAWAY cuts streams")
+        fast = False
+    pool = Pool(settings, peer=peer, bootstrap=bootstrap, fast=fast)
+    try:
+        await pool.connect_all()
+        failure: BaseException | None = None
+        async with trio.open_nursery() as upkeep:
+            for slot in pool.slots:
+                upkeep.start_soon(pool.keep, slot)
+            try:
+                yield pool
+            except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery, so not in a group
+                failure = error
+            finally:
+                upkeep.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+    finally:
+        await pool.aclose()
