@@ -73,7 +73,7 @@ def run(
     with interrupt.installed():
         result: outcome.Outcome[T] = carry(_main, (async_fn, args, interrupt), clock)
     if interrupt.hit:
-        if isinstance(result, outcome.Error):
+        if isinstance(result, outcome.Error) and not isinstance(result.error, KeyboardInterrupt):
             raise KeyboardInterrupt from result.error
         raise KeyboardInterrupt
     return result.unwrap()
