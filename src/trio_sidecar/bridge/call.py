@@ -50,8 +50,8 @@ async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     trio_task = trio.lowlevel.current_task()
     cancel_trio: Callable[[], NoReturn] | None = None
 
-    # Captured by aio_main, not by the asyncio task: a task that is cancelled in its last step forgets its result, one that
-    # raises SystemExit raises it into the loop too, and none tells the function's own CancelledError from a cancel's.
+    # Captured by aio_main, not by the asyncio task: a task that is cancelled in its last step forgets its result, one
+    # that raises SystemExit raises it into the loop too, and none tells a CancelledError of its own from a cancel.
     result: outcome.Outcome[T] = outcome.Error(asyncio.CancelledError())  # if cancelled before its first step
 
     async def aio_main() -> None:

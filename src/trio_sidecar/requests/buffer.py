@@ -8,7 +8,7 @@ engine's stream, which is how backpressure reaches the engine.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -17,10 +17,9 @@ from trio_sidecar.bridge import AioSignal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BufferLimit", "BufferStatistics", "Chunk", "OutputBuffer"]
+    from trio_sidecar.convert.response import Chunk
 
-Chunk: TypeAlias = dict[str, Any]
-"""One message for Dynamo; ``token_ids`` counts towards the limit."""
+__all__ = ["BufferLimit", "BufferStatistics", "OutputBuffer"]
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -69,7 +68,7 @@ class OutputBuffer:
 
     Args:
         limit: When the producer must wait.
-        merge: Joins two adjacent chunks, or None to hand out one by one.
+        merge: Joins adjacent chunks, oldest first, or None to hand out one by one.
     """
 
     __slots__ = (
@@ -89,7 +88,7 @@ class OutputBuffer:
         "delivered_tokens",
     )
 
-    def __init__(self, limit: BufferLimit, *, merge: Callable[[Chunk, Chunk], Chunk] | None) -> None:
+    def __init__(self, limit: BufferLimit, *, merge: Callable[..., Chunk] | None) -> None:
         self._limit = limit
         self._merge = merge
         self._items: deque[Chunk] = deque()
@@ -187,12 +186,13 @@ class OutputBuffer:
                     raise error
                 return None
             await self._readable.aio_wait()
-        chunk = self._items.popleft()
-        if self._merge is None:
+        items = self._items
+        if self._merge is None or len(items) == 1:
+            chunk = items.popleft()
             self._tokens -= len(chunk["token_ids"])
         else:
-            while self._items:
-                chunk = self._merge(chunk, self._items.popleft())
+            chunk = self._merge(*items)
+            items.clear()
             self._tokens = 0
         self._taken += 1
         self.delivered_tokens += len(chunk["token_ids"])

@@ -16,7 +16,7 @@ How a session ends, for its consumer (spec 10, 11):
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
@@ -27,8 +27,9 @@ from trio_sidecar.errors import EngineShutdown, ProtocolError, RpcError, Sidecar
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from trio_sidecar.convert.response import Chunk
     from trio_sidecar.engines.contract import Engine
-    from trio_sidecar.requests.buffer import BufferStatistics, Chunk, OutputBuffer
+    from trio_sidecar.requests.buffer import BufferStatistics, OutputBuffer
     from trio_sidecar.wire import GenerateRequest, GenerateResponse
 
 __all__ = ["CancelAtOnce", "CancelPolicy", "Converted", "EndReason", "Responder", "Session"]
@@ -83,6 +84,11 @@ class Responder(Protocol):
     @property
     def finished(self) -> bool:
         """Whether the terminal was converted."""
+        ...
+
+    @property
+    def aborted_by_engine(self) -> bool:
+        """Whether that terminal says that the engine aborted the request."""
         ...
 
     def convert(self, response: GenerateResponse) -> Chunk | None:
@@ -274,6 +280,8 @@ class Session:
                         await buffer.aio_put(chunk)
                     if responder.finished:
                         buffer.close()
+                        if responder.aborted_by_engine:
+                            log.warning("engine_aborted_request", request_id=self.request_id)
                         return
 
     # -- Ends -------------------------------------------------------------------------------------------------------
@@ -286,14 +294,10 @@ class Session:
     def _cancelled_chunk(self) -> Chunk:
         """The cancelled terminal; its usage counts what the consumer took, not what was converted (spec 10.1)."""
         chunk = self._responder.cancelled()
-        usage: dict[str, Any] | None = chunk.get("completion_usage")
-        if usage is None:
-            return chunk
-        completion = min(usage["completion_tokens"], self._buffer.delivered_tokens)
-        return chunk | {
-            "completion_usage": usage
-            | {"completion_tokens": completion, "total_tokens": usage["prompt_tokens"] + completion}
-        }
+        usage = chunk["completion_usage"]
+        usage["completion_tokens"] = min(usage["completion_tokens"], self._buffer.delivered_tokens)
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+        return chunk
 
     def _fail(self, error: SidecarError, reason: EndReason) -> None:
         if self._buffer.ended:

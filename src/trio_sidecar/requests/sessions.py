@@ -16,9 +16,9 @@ from trio_sidecar.requests.session import CancelAtOnce, Session
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
+    from trio_sidecar.convert.response import Chunk
     from trio_sidecar.deadline import Deadline
     from trio_sidecar.engines.contract import Engine
-    from trio_sidecar.requests.buffer import Chunk
     from trio_sidecar.requests.session import CancelPolicy, Converted, Responder
 
 __all__ = ["Sessions", "SessionsStatistics"]
@@ -59,14 +59,14 @@ class Sessions:
 
     Attributes:
         responder: Makes the converter of one request's answers from the converted request's ``response``.
-        merge: Joins two adjacent chunks.
+        merge: Joins adjacent chunks, oldest first.
         coalesce: Whether to merge; otherwise there is one chunk per answer of the engine.
         limit: Bound of each request's buffer.
         role: The disaggregation mode, for logs.
     """
 
     responder: Callable[[Any], Responder]
-    merge: Callable[[Chunk, Chunk], Chunk]
+    merge: Callable[..., Chunk]
     coalesce: bool = True
     limit: BufferLimit = attrs.field(factory=BufferLimit)
     role: str = "aggregated"
