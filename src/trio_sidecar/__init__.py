@@ -3,7 +3,7 @@
 Layers, top to bottom; a module imports only from strictly lower ones, and a test draws the graph:
 
     cli
-    lifecycle, worker, server, testing
+    lifecycle, worker, server, up, testing
     requests
     engines, discovery
     transport

@@ -14,6 +14,8 @@ from trio_sidecar.config.process import (
     LogLevel,
     LogSettings,
     ServerSettings,
+    UpSettings,
+    WorkerKind,
 )
 from trio_sidecar.config.worker import DisaggregationMode, TransportSettings, WorkerSettings, namespace_with_suffix
 
@@ -32,6 +34,8 @@ __all__ = [
     "OptionSource",
     "ServerSettings",
     "TransportSettings",
+    "UpSettings",
+    "WorkerKind",
     "WorkerSettings",
     "namespace_with_suffix",
     "options_of",

@@ -23,6 +23,7 @@ E = TypeVar("E", bound=enum.Enum)
 S = TypeVar("S", bound="attrs.AttrsInstance")
 
 OPTION_KEY = "trio_sidecar.option"
+MAX_DIGITS = 40  # Python refuses to convert thousands; no setting needs more than these.
 CLOCK_RANGE_SECS = int(threading.TIMEOUT_MAX)
 """The longest duration that Python's clocks can express, in seconds: about 292 years (R2.9)."""
 
@@ -41,6 +42,7 @@ class Option:
         switch: Whether the flag takes no value and means true.
         empty_is_unset: Whether an empty variable counts as absent; where it does not, it is an error, because an empty
             number or choice is more likely a mistake than a wish.
+        check: Checks a value that came from anywhere; gets the value and the source's name; raises InvalidConfig.
     """
 
     flag: str | None
@@ -51,6 +53,7 @@ class Option:
     choices: tuple[str, ...] = ()
     switch: bool = False
     empty_is_unset: bool = False
+    check: Callable[[Any, str], None] | None = None
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -137,11 +140,35 @@ def _from_outside(option: Option, flags: Mapping[str, str | bool], environ: Mapp
     if isinstance(given, bool):
         return _Found(given)
     if given is not None and option.flag:
-        return _Found(option.parse(given, option.flag))
+        return _Found(_checked(option, given, option.flag))
     text = environ.get(option.env) if option.env else None
     if text is None or option.env is None or (option.empty_is_unset and not text):
         return None
-    return _Found(option.parse(text, option.env))
+    return _Found(_checked(option, text, option.env))
+
+
+def _checked(option: Option, text: str, source: str) -> object:
+    """The value; checked here too, so that a message names the variable if the value came from there."""
+    value = option.parse(text, source)
+    if option.check is not None:
+        option.check(value, source)
+    return value
+
+
+def show_default(source: OptionSource) -> str:
+    """A default as one would write it; empty where there is none."""
+    value = source.default
+    if source.required or value is None or value == "":
+        return ""
+    if isinstance(value, bool) and source.option.choices == ("on", "off"):
+        return "on" if value else "off"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _plain_default(default: Any) -> Any:
@@ -155,7 +182,8 @@ def setting(
     check: Callable[[Any, str], None] | None = None,
     converter: Any = None,
 ) -> Any:
-    """An attrs field with an option; ``check`` gets the value and the setting's name, whoever made the object."""
+    """An attrs field with an option; ``check`` sees every value, whoever makes the object."""
+    option = attrs.evolve(option, check=check)
     name = option.flag or option.env or "setting"
 
     def validate(_instance: object, _attribute: object, value: object) -> None:
@@ -211,8 +239,7 @@ def whole_number(least: int, most: int) -> Callable[[str, str], int]:
 
     def parse(text: str, source: str) -> int:
         digits = text.removeprefix("-")
-        # Python refuses to convert thousands of digits; no setting needs more than these.
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= 40):
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
             raise InvalidConfig(source, f"{_shown(text)} is not a whole number from {least} to {most}")
         return check_range(int(text), source, least, most)
 
@@ -220,10 +247,13 @@ def whole_number(least: int, most: int) -> Callable[[str, str], int]:
 
 
 def whole_seconds(text: str, source: str) -> float:
-    """A whole number of seconds, at least 1 (R2.3), that the clock can express (R2.9)."""
-    seconds = whole_number(1, 10**40)(text, source)
-    check_duration(seconds, source)
-    return float(seconds)
+    """A whole number of seconds, at least 1 (R2.3); whether the clock can express it is the field's check (R2.9)."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
+        raise InvalidConfig(source, f"{_shown(text)} is not a whole number of seconds")
+    if int(text) < 1:
+        raise InvalidConfig(source, f"{int(text)} is not allowed; use at least 1 second")
+    return float(text)
 
 
 def duration(text: str, source: str) -> float:

@@ -9,9 +9,11 @@ import attrs
 from trio_sidecar.config.fields import (
     Option,
     check_duration,
+    check_not_empty,
     check_range,
     duration,
     enum_option,
+    parse_bool,
     parse_text,
     setting,
     whole_number,
@@ -163,4 +165,73 @@ class FrontendSettings:
         ),
         default=8000,
         check=_check_http_port,
+    )
+
+
+class WorkerKind(enum.Enum):
+    """Whose worker stands between front end and engine."""
+
+    TRIO = "trio"
+    RUST = "rust"
+
+
+def _check_free_or_port(value: int | None, source: str) -> None:
+    if value is not None:
+        check_range(value, source, 1, MAX_PORT)
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class UpSettings:
+    """Engine, worker and front end in one command.
+
+    Attributes:
+        http_port: None takes a free one.
+        ask: A question to put once; None serves until a signal comes.
+        startup_secs: How long all parts together may take until the first answer.
+    """
+
+    http_host: str = setting(
+        Option(flag="--http-host", env=None, parse=parse_text, metavar="HOST", help="Address of the HTTP service."),
+        default="127.0.0.1",
+        check=check_not_empty,
+    )
+    http_port: int | None = setting(
+        Option(
+            flag="--http-port",
+            env=None,
+            parse=whole_number(1, MAX_PORT),
+            metavar="PORT",
+            help="Port of the HTTP service; a free one unless given.",
+        ),
+        default=None,
+        check=_check_free_or_port,
+    )
+    worker: WorkerKind = setting(
+        enum_option(WorkerKind, flag="--worker", env=None, help="Our worker, or the Rust sidecar in its place."),
+        default=WorkerKind.TRIO,
+    )
+    ask: str | None = setting(
+        Option(
+            flag="--ask",
+            env=None,
+            parse=parse_text,
+            metavar="TEXT",
+            help="Put one question, stream the answer to stdout, and end.",
+        ),
+        default=None,
+    )
+    startup_secs: float = setting(
+        Option(
+            flag="--startup-secs",
+            env=None,
+            parse=duration,
+            metavar="SECONDS",
+            help="How long all parts together may take until the first answer.",
+        ),
+        default=120.0,
+        check=check_duration,
+    )
+    verbose: bool = setting(
+        Option(flag="--verbose", env=None, parse=parse_bool, switch=True, help="Show the output of the parts."),
+        default=False,
     )

@@ -1,0 +1,134 @@
+"""One function for each command: settings from flags and variables, then one call.
+
+Imports are late, to keep ``--help`` fast and free of extras.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from trio_sidecar.config import (
+    FrontendSettings,
+    HostSettings,
+    LogSettings,
+    MockSettings,
+    ServerSettings,
+    UpSettings,
+    WorkerSettings,
+    options_of,
+    parse_engine_args,
+    resolve,
+)
+from trio_sidecar.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import attrs
+
+    Flags = Mapping[str, str | bool]
+    Environ = Mapping[str, str]
+
+ENGINE_ARGS_FLAG = "--extra-engine-args"
+DYNAMO_EXTRA = "dynamo"
+NOT_FOR_UP = ("--disaggregation-mode",)
+
+
+def up(flags: Flags, environ: Environ) -> int:
+    """Start a mock engine, a worker and a front end on this machine, and end all of them together."""
+    settings = resolve(UpSettings, flags=flags, environ=environ)
+    resolve(
+        MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags)
+    )  # a wrong flag fails here, not in a child
+    _need_dynamo("trio-sidecar up")
+    import trio  # noqa: PLC0415
+
+    from trio_sidecar.up.run import own_commands, run_up  # noqa: PLC0415
+
+    parts = own_commands(settings.worker, _flags_again(flags, MockSettings))
+    run = functools.partial(run_up, settings, parts, environ=environ, out=sys.stdout, err=sys.stderr)
+    return trio.run(run)
+
+
+def worker(flags: Flags, environ: Environ) -> int:
+    """Register a model with Dynamo and serve it from an engine's vLLM gRPC endpoint."""
+    settings = resolve(WorkerSettings, flags=flags, environ=environ)
+    host = resolve(HostSettings, flags=flags, environ=environ)
+    log = resolve(LogSettings, flags=flags, environ=environ)
+    _need_dynamo("trio-sidecar worker")
+    _start_logging(log)
+    from trio_sidecar.bridge import Host, run  # noqa: PLC0415
+    from trio_sidecar.worker import run_worker  # noqa: PLC0415
+
+    return run(run_worker, settings, host=Host(host.host_loop.value))
+
+
+def engine_mock(flags: Flags, environ: Environ) -> int:
+    """Serve a deterministic engine without GPU over vLLM's gRPC contract; prints the address that it listens on."""
+    settings = resolve(MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags))
+    server = resolve(ServerSettings, flags=flags, environ=environ)
+    host = resolve(HostSettings, flags=flags, environ=environ)
+    _start_logging(resolve(LogSettings, flags=flags, environ=environ))
+    from trio_sidecar.bridge import Host, run  # noqa: PLC0415
+    from trio_sidecar.engines.mock import open_mock  # noqa: PLC0415
+    from trio_sidecar.server import run_server  # noqa: PLC0415
+
+    run(run_server, open_mock(settings), server, _print_address, host=Host(host.host_loop.value))
+    return 0
+
+
+def frontend(flags: Flags, environ: Environ) -> int:
+    """Run Dynamo's OpenAI-compatible HTTP front end."""
+    settings = resolve(FrontendSettings, flags=flags, environ=environ)
+    host = resolve(HostSettings, flags=flags, environ=environ)
+    log = resolve(LogSettings, flags=flags, environ=environ)
+    _need_dynamo("trio-sidecar frontend")
+    _start_logging(log)
+    from trio_sidecar.bridge import Host, run  # noqa: PLC0415
+    from trio_sidecar.worker.frontend import run_frontend  # noqa: PLC0415
+
+    return run(run_frontend, settings, host=Host(host.host_loop.value))
+
+
+def rust_worker(arguments: Sequence[str]) -> int:
+    """Run the Rust sidecar that the Dynamo wheel ships, with its own arguments."""
+    _need_dynamo("the Rust sidecar")
+    from trio_sidecar.worker.rust import run_rust_worker  # noqa: PLC0415
+
+    return run_rust_worker(arguments)
+
+
+def _engine_args(flags: Flags) -> dict[str, object]:
+    text = flags.get(ENGINE_ARGS_FLAG)
+    return parse_engine_args(text) if isinstance(text, str) else {}
+
+
+def _flags_again(flags: Flags, cls: type[attrs.AttrsInstance]) -> tuple[str, ...]:
+    """The given flags of a settings class, as arguments for a child."""
+    known = {source.option.flag for source in options_of(cls)} | {ENGINE_ARGS_FLAG}
+    given = [(flag, value) for flag, value in flags.items() if flag in known]
+    return tuple(flag if value is True else f"{flag}={value}" for flag, value in given)
+
+
+def _need_dynamo(command: str) -> None:
+    try:
+        found = importlib.util.find_spec("dynamo._core")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise MissingExtra(command, DYNAMO_EXTRA)
+
+
+def _start_logging(settings: LogSettings) -> None:
+    from trio_sidecar.observe.logging import calm_dynamo, configure_logging  # noqa: PLC0415
+
+    calm_dynamo(os.environ, settings, tty=sys.stderr.isatty())
+    configure_logging(settings)
+
+
+def _print_address(address: str) -> None:
+    print(f"listening on {address}", flush=True)  # noqa: T201 - what the command is asked to print

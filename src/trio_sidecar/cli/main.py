@@ -1,0 +1,135 @@
+"""``main``: from arguments to an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from trio_sidecar import __version__
+from trio_sidecar.cli import commands
+from trio_sidecar.cli.flags import FLAGS, Parser, UsageError, add_options, add_plain
+from trio_sidecar.config import (
+    FrontendSettings,
+    HostSettings,
+    LogSettings,
+    MockSettings,
+    ServerSettings,
+    UpSettings,
+    WorkerSettings,
+)
+from trio_sidecar.errors import InvalidConfig, MissingExtra, SidecarError, cause_chain
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+RUST_COMMAND = "worker-rust"
+NO_COMMAND = "name a command"
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Arguments without the program's name; the process's own unless given.
+
+    Returns:
+        0 after success, 1 after a failure at run time, 2 if arguments, variables or installation are wrong, 130 after
+        Ctrl-C. Failures are told to stderr.
+    """
+    name = "trio-sidecar"
+    try:
+        given = sys.argv[1:] if argv is None else list(argv)
+        if given[:1] == [RUST_COMMAND]:  # for `up`; its arguments are the Rust tool's own, so it is not listed
+            return commands.rust_worker(given[1:])
+        arguments, name = _parse(given)
+        if arguments is None:
+            return EXIT_OK
+        return int(arguments.run(getattr(arguments, FLAGS, None) or {}, os.environ))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - the last place that can turn it into an exit code
+        return _tell(name, _only_member(error))
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
+    parser = build_parser()
+    try:
+        arguments, rest = parser.parse_known_args(argv)
+    except SystemExit:  # argparse has printed help or the version
+        return None, parser.prog
+    command: Parser = getattr(arguments, "parser", parser)
+    command.refuse_rest(rest)
+    if not hasattr(arguments, "run"):
+        command.print_help(sys.stderr)
+        raise UsageError(command.prog, NO_COMMAND)
+    return arguments, command.prog
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(prog="trio-sidecar", description="A Dynamo worker for vLLM's gRPC contract.")
+    parser.add_argument("--version", action="version", version=f"trio-sidecar {__version__}")
+    added = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
+
+    up = added.add_parser("up", help="engine, worker and front end in one command", description=commands.up.__doc__)
+    add_options(up, UpSettings)
+    add_options(up, MockSettings, skip=commands.NOT_FOR_UP)
+    _add_engine_args(up)
+    up.set_defaults(run=commands.up, parser=up)
+
+    worker = added.add_parser("worker", help="the Dynamo worker", description=commands.worker.__doc__)
+    add_options(worker, WorkerSettings, HostSettings, LogSettings)
+    worker.set_defaults(run=commands.worker, parser=worker)
+
+    engine = added.add_parser("engine", help="an engine as a vLLM gRPC server")
+    engine.set_defaults(parser=engine)
+    engines = engine.add_subparsers(metavar="ENGINE", parser_class=Parser)
+    mock = engines.add_parser("mock", help="deterministic, no GPU", description=commands.engine_mock.__doc__)
+    add_options(mock, ServerSettings, MockSettings, HostSettings, LogSettings)
+    _add_engine_args(mock)
+    mock.set_defaults(run=commands.engine_mock, parser=mock)
+
+    frontend = added.add_parser("frontend", help="Dynamo's HTTP front end", description=commands.frontend.__doc__)
+    add_options(frontend, FrontendSettings, HostSettings, LogSettings)
+    frontend.set_defaults(run=commands.frontend, parser=frontend)
+    return parser
+
+
+def _add_engine_args(parser: Parser) -> None:
+    add_plain(
+        parser,
+        commands.ENGINE_ARGS_FLAG,
+        metavar="JSON|PATH",
+        text="Engine arguments as inline JSON or as a path; flags and variables win over it.",
+    )
+
+
+def _tell(name: str, error: BaseException) -> int:
+    """Say what went wrong, once, and choose the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, UsageError):
+        print(f"{error}; --help lists what is allowed", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    if isinstance(error, InvalidConfig | MissingExtra):
+        print(f"{name}: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    if isinstance(error, SidecarError | OSError):
+        print(f"{name}: {cause_chain(error)}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    sys.excepthook(type(error), error, error.__traceback__)
+    print(f"{name}: this is a bug in trio-sidecar: {type(error).__name__}", file=sys.stderr)  # noqa: T201
+    return EXIT_FAILED
+
+
+def _only_member(error: BaseException) -> BaseException:
+    """What a group holds, if it holds one thing: nurseries wrap each error once per nesting."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,291 @@
+"""``trio-sidecar up``: start the three parts in order, say when they answer, and end them in order."""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trio_sidecar.config import UpSettings, WorkerKind
+from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig, SidecarError
+from trio_sidecar.up.chat import Answer, ask, wait_for_answer, wait_for_model
+from trio_sidecar.up.child import Part
+from trio_sidecar.up.http import HttpAddress
+from trio_sidecar.up.report import Report
+from trio_sidecar.up.supervisor import Supervisor, open_supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from typing import TextIO
+
+# Below the range from which the kernel takes ports of outgoing connections, so that none of those can take it from us
+# between the look and the front end's own bind. (The front end can be told port 0, but does not report the choice.)
+PORTS = range(20_000, 32_000)
+STOP_ORDER = ("worker", "front end", "engine")
+# One machine, one user: a worker's requests are cut after seconds rather than minutes when the user says stop.
+DEFAULT_GRACE_SECS = "0"
+DEFAULT_DRAIN_SECS = "5"
+STOP_SECS = 8.0
+# Where the parts find each other is ours to say, whatever the user's environment says about a real deployment.
+OWN_VARIABLES = re.compile(
+    r"DYN_(DISCOVERY_BACKEND|FILE_KV|(REQUEST|RESPONSE|EVENT)_PLANE|NAMESPACE.*|COMPONENT|ENDPOINT|ENDPOINT_TYPES"
+    r"|DISAGGREGATION_MODE|ROUTE_TO_ENCODER|SYSTEM_.*|HTTP_HOST|HTTP_PORT|SIDECAR_GRPC_ENDPOINT)|TRIO_SIDECAR_LISTEN"
+)
+LISTENING = re.compile(r"listening on (\S+)")
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Commands:
+    """How to start each part; tests put stand-ins here.
+
+    Attributes:
+        engine: Prints ``listening on HOST:PORT`` once it serves.
+        worker: Gets ``--grpc-endpoint HOST:PORT`` appended.
+        frontend: Gets ``--http-host HOST --http-port PORT`` appended.
+    """
+
+    engine: tuple[str, ...]
+    worker: tuple[str, ...]
+    frontend: tuple[str, ...]
+
+
+def own_commands(worker: WorkerKind, engine_flags: tuple[str, ...]) -> Commands:
+    """The commands of this package, run by this interpreter."""
+    own = (sys.executable, "-m", "trio_sidecar")
+    run_worker = (*own, "worker") if worker is WorkerKind.TRIO else (*own, "worker-rust")
+    return Commands(
+        engine=(*own, "engine", "mock", "--listen", "127.0.0.1:0", *engine_flags),
+        worker=run_worker,
+        frontend=(*own, "frontend"),
+    )
+
+
+def child_environment(environ: Mapping[str, str], discovery: Path) -> dict[str, str]:
+    """The parts' environment: the user's, except for where they find each other, which is a private directory."""
+    env = {name: value for name, value in environ.items() if not OWN_VARIABLES.fullmatch(name)}
+    env |= {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(discovery),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_SYSTEM_PORT": "-1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    env.setdefault("TRIO_SIDECAR_LOG_FORMAT", "console")  # people read it here
+    env.setdefault("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", DEFAULT_GRACE_SECS)
+    env.setdefault("DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", DEFAULT_DRAIN_SECS)
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy must never come between processes on one host
+        env[name] = ",".join(filter(None, [env.get(name, ""), "127.0.0.1", "localhost", "::1"]))
+    return env
+
+
+async def run_up(
+    settings: UpSettings,
+    commands: Commands,
+    *,
+    environ: Mapping[str, str],
+    out: TextIO,
+    err: TextIO,
+) -> int:
+    """Run everything until a signal comes, a part fails, or the question is answered.
+
+    Args:
+        settings: What to run.
+        commands: How to start the parts.
+        environ: The environment that the parts inherit, apart from their own variables.
+        out: Gets the answer, or the curl line.
+        err: Gets the progress.
+
+    Returns:
+        The exit code: 0 after an answer, or after a signal that ended a service that was ready; 130 or 143 after a
+        signal that came too early for that.
+
+    Raises:
+        PartFailed: A part ended early.
+        ConnectionTimeoutError: The parts did not get ready in time.
+        SidecarError: The question was not answered.
+    """
+    report = Report(err, verbose=settings.verbose)
+    up = _Up(settings=settings, commands=commands, environ=environ, out=out, report=report)
+    with _temporary_directory(report) as directory:
+        with trio.CancelScope() as scope, trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(up.watch_signals, signals, scope)
+                await up.serve(directory)
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught and up.signal is not None:
+            return 0 if up.ready and settings.ask is None else 128 + up.signal
+    return 0
+
+
+@attrs.define(slots=True, kw_only=True)
+class _Up:
+    """One run's state."""
+
+    settings: UpSettings
+    commands: Commands
+    environ: Mapping[str, str]
+    out: TextIO
+    report: Report
+    ready: bool = False
+    signal: int | None = None
+    supervisor: Supervisor | None = None
+    engine_address: trio.Event = attrs.field(factory=trio.Event)
+    endpoint: str = ""
+
+    async def watch_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        """End the run on the first signal; on the second, kill what has not ended yet."""
+        async for number in signals:
+            if self.signal is None:
+                self.signal = number
+                self.report.say(f"{signal.Signals(number).name}: stopping; once more to kill")
+                scope.cancel()
+            elif self.supervisor is not None:
+                self.supervisor.hurry()
+
+    async def serve(self, directory: Path) -> None:
+        discovery = directory / "discovery"
+        discovery.mkdir()
+        env = child_environment(self.environ, discovery)
+        async with open_supervisor(directory, stop_order=STOP_ORDER, on_line=self._on_line) as self.supervisor:
+            address, model = await self._start_in_time(self.supervisor, env)
+            self.ready = True
+            if self.settings.ask is None:
+                self._say_how_to_ask(address, model)
+                await trio.sleep_forever()
+            await self._ask(address, model, self.settings.ask)
+
+    async def _start_in_time(self, supervisor: Supervisor, env: dict[str, str]) -> tuple[HttpAddress, str]:
+        seconds = self.settings.startup_secs
+        with trio.move_on_after(seconds):
+            return await self._start(supervisor, env)
+        unready = supervisor.children[-1] if supervisor.children else None
+        name = unready.part.name if unready else "engine"
+        tail = "".join(f"\n  {name}: {line}" for line in (unready.tail if unready else ()))
+        last = f"; the last output of the {name} was:{tail}" if tail else f"; the {name} said nothing"
+        msg = f"not ready after {seconds:g} s{last}"
+        raise ConnectionTimeoutError(msg)
+
+    async def _start(self, supervisor: Supervisor, env: dict[str, str]) -> tuple[HttpAddress, str]:
+        address = _http_address(self.settings)
+        with self.report.stage("engine", "starting") as stage:
+            supervisor.start(Part(name="engine", argv=self.commands.engine, env=env))
+            await self.engine_address.wait()
+            stage.outcome = f"listening on {self.endpoint}"
+        with self.report.stage("front end", "starting") as stage:
+            listen = ("--http-host", address.host, "--http-port", str(address.port))
+            supervisor.start(Part(name="front end", argv=(*self.commands.frontend, *listen), env=env))
+            # The worker needs no front end, so both start at once.
+            worker = (*self.commands.worker, "--grpc-endpoint", self.endpoint)
+            supervisor.start(Part(name="worker", argv=worker, env=env, stop_secs=STOP_SECS))
+            await _wait_for_port(address)
+            stage.outcome = f"listening on http://{address}"
+        with self.report.stage("worker", "registering") as stage:
+            model = await wait_for_model(address)
+            stage.outcome = f"serving {model}"
+        with self.report.stage("answer", "asking for one token"):
+            await wait_for_answer(address, model)
+        return address, model
+
+    def _on_line(self, part: str, line: str) -> None:
+        self.report.on_line(part, line)
+        if part == "engine" and not self.engine_address.is_set() and (found := LISTENING.search(line)):
+            self.endpoint = found[1]
+            self.engine_address.set()
+
+    async def _ask(self, address: HttpAddress, model: str, question: str) -> None:
+        self.report.say()
+
+        def write(text: str) -> None:
+            self.out.write(text)
+            self.out.flush()
+
+        try:
+            answer: Answer = await ask(address, model, question, write)
+        finally:
+            write("\n")
+        count = "" if answer.completion_tokens is None else f"{answer.completion_tokens} tokens, "
+        self.report.say(f"\n  {count}finish reason {answer.finish_reason}")
+
+    def _say_how_to_ask(self, address: HttpAddress, model: str) -> None:
+        self.report.say("\nReady; Ctrl-C ends it. Try:\n")
+        self.out.write(curl_line(address, model) + "\n")
+        self.out.flush()
+
+
+def curl_line(address: HttpAddress, model: str) -> str:
+    """A command to paste into a shell."""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
+    url = f"http://{address}/v1/chat/completions"
+    return f"curl --noproxy '*' -N {url} -H 'content-type: application/json' -d {shlex.quote(body)}"
+
+
+def _http_address(settings: UpSettings) -> HttpAddress:
+    """The address given, or a free port.
+
+    Raises:
+        InvalidConfig: The port is taken or not ours to take; asking now beats talking to whoever has it.
+        SidecarError: No port was free in a hundred tries.
+    """
+    host, port = settings.http_host, settings.http_port
+    for candidate in random.sample(PORTS, 100) if port is None else [port]:
+        failed = _bind_error(host, candidate)
+        if failed is None:
+            return HttpAddress(host, candidate)
+        if port is not None or failed.errno != errno.EADDRINUSE:
+            setting = "--http-host" if port is None else "--http-port"
+            raise InvalidConfig(
+                setting, f"cannot listen on {HttpAddress(host, candidate)}: {failed.strerror or failed}"
+            )
+    msg = f"a hundred ports of {host} are all in use"
+    raise SidecarError(msg)
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: connections that linger in TIME_WAIT are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+async def _wait_for_port(address: HttpAddress) -> None:
+    while True:
+        try:
+            stream = await trio.open_tcp_stream(address.host, address.port)
+        except OSError:
+            await trio.sleep(0.05)
+        else:
+            await stream.aclose()
+            return
+
+
+@contextmanager
+def _temporary_directory(report: Report) -> Iterator[Path]:
+    """A private directory; kept, and named, if the run fails, because the logs are in it."""
+    directory = Path(tempfile.mkdtemp(prefix="trio-sidecar-up-"))
+    try:
+        yield directory
+    except Exception:
+        report.say(f"The logs are in {directory}")
+        raise
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
