@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.stack import PAIRS, Backend, EngineKind, Stack, mock_backend, pair_name, stack, vllm_backend
+from support.backends import Backend, EngineKind, mock_backend, vllm_backend
+from support.stack import PAIRS, Stack, pair_name, stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ CLOSE_SECONDS = 0.5
 STORM = 1000
 STORM_AT_ONCE = 25
 WARM_UP = 100
-LONG = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True}
+LONG = {"max_tokens": 900, "ignore_eos": True}
 
 
 async def leave_after(client: OpenAi, events: int) -> str:
@@ -51,7 +51,7 @@ async def test_neighbours_of_a_client_that_goes_away(pair: Stack) -> None:
     texts: list[str] = []
 
     async def stay(client: OpenAi) -> None:
-        texts.append((await client.stream_complete([5, 6, 7], max_tokens=60, ignore_eos=True)).text)
+        texts.append((await client.stream_complete(max_tokens=60, ignore_eos=True)).text)
 
     async with pair.client() as client, trio.open_nursery() as nursery:
         for _ in range(4):

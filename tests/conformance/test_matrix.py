@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import trio
 
-from support.stack import EngineKind, Stack, WorkerKind
+from support.backends import EngineKind
+from support.stack import Stack, WorkerKind
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(90)]
 
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
+
+
+def reply_text(pair: Stack, count: int, *, seed: int) -> str:
+    """What the engine says with a seed."""
+    return pair.backend.reply_to(pair.backend.prompt, seed=seed).text(count)
 
 
 async def test_model_is_listed(pair: Stack) -> None:
@@ -31,7 +37,7 @@ async def test_chat(pair: Stack) -> None:
     async with pair.client() as client:
         answer = await client.chat(max_tokens=12)
     prompt, completion, total = answer.usage
-    assert (pair.backend.reply.text(12), "length") == (answer.text, answer.finish_reason)
+    assert (pair.backend.chat_reply.text(12), "length") == (answer.text, answer.finish_reason)
     assert "assistant" == answer.choice["message"]["role"]
     assert completion == 12
     assert 0 < prompt
@@ -65,19 +71,23 @@ async def test_usage_is_in_the_last_chunk(pair: Stack) -> None:
 async def test_completion_of_token_ids(pair: Stack) -> None:
     """A prompt of token ids is counted as given, and the answer does not depend on how it is delivered."""
     async with pair.client() as client:
-        whole = await client.complete([5, 6, 7], max_tokens=7)
-        streamed = await client.stream_complete([5, 6, 7], max_tokens=7)
-    assert (3, 7, 10) == whole.usage
+        whole = await client.complete(max_tokens=7)
+        streamed = await client.stream_complete(max_tokens=7)
+    size = len(pair.backend.prompt)
+    assert (size, 7, size + 7) == whole.usage
     assert whole.text == streamed.text == pair.backend.reply.text(7)
 
 
 async def test_seed(pair: Stack) -> None:
     """The seed reaches the engine, and the same seed gives the same text."""
     async with pair.client() as client:
-        first, again, other = [(await client.complete(max_tokens=8, seed=seed)).text for seed in (10, 10, 11)]
-    assert pair.backend.reply.text(8, seed=10) == first
+        first, again, other = [
+            (await client.complete(max_tokens=40, seed=seed, temperature=0.5)).text for seed in (10, 10, 11)
+        ]
+    assert reply_text(pair, 40, seed=10) == first
     assert first == again
-    assert pair.backend.reply.text(8, seed=11) == other
+    assert reply_text(pair, 40, seed=11) == other
+    assert first != other
 
 
 async def test_stop_string(pair: Stack) -> None:
@@ -98,16 +108,16 @@ async def test_end_of_sequence(pair: Stack) -> None:
     """An engine that has said all ends with ``stop``; its end-of-sequence token is counted but not shown."""
     reply = pair.backend.reply
     async with pair.client() as client:
-        answer = await client.complete([5, 6, 7], max_tokens=len(reply.ids) + 20)
-    assert (reply.text(len(reply.ids)), "stop") == (answer.text, answer.finish_reason)
-    assert (3, len(reply.ids) + 1, len(reply.ids) + 4) == answer.usage
+        answer = await client.complete(max_tokens=reply.size + 20)
+    assert (reply.text(reply.size), "stop") == (answer.text, answer.finish_reason)
+    assert reply.size + 1 == answer.usage[1]
 
 
 async def test_ignore_eos(pair: Stack) -> None:
     """With ``ignore_eos`` the answer runs to its token limit."""
-    count = len(pair.backend.reply.ids) + 10
+    count = pair.backend.reply.size + 10
     async with pair.client() as client:
-        answer = await client.complete([5, 6, 7], max_tokens=count, ignore_eos=True)
+        answer = await client.complete(max_tokens=count, ignore_eos=True)
     assert (pair.backend.reply.text(count), "length") == (answer.text, answer.finish_reason)
 
 
@@ -117,14 +127,14 @@ async def test_chat_logprobs(pair: Stack) -> None:
     async with pair.client() as client:
         whole = await client.chat(max_tokens=4, **LOGPROBS)
         streamed = await client.stream_chat(max_tokens=4, **LOGPROBS)
-    assert pair.backend.reply.text(4) == whole.text == streamed.text
+    assert pair.backend.chat_reply.text(4) == whole.text == streamed.text
     rows = whole.choice["logprobs"]["content"]
     assert rows == [row for chunk in streamed.chunks for row in chunk["choices"][0]["logprobs"]["content"]]
     if pair.worker_kind is WorkerKind.RUST:
         assert [] == rows
         return
-    assert pair.backend.reply.tokens(4) == [row["token_id"] for row in rows]
-    assert pair.backend.reply.text(4) == "".join(row["token"] for row in rows)
+    assert pair.backend.chat_reply.tokens(4) == [row["token_id"] for row in rows]
+    assert pair.backend.chat_reply.text(4) == "".join(row["token"] for row in rows)
     assert all(row["logprob"] < 0 for row in rows)
     assert all(row["token"] in [one["token"] for one in row["top_logprobs"]] for row in rows)
     assert all(len(row["top_logprobs"]) >= 2 for row in rows)
@@ -167,7 +177,7 @@ async def test_logprobs_with_a_stop_string(pair: Stack) -> None:
 async def test_wrong_field(pair: Stack, fields: dict[str, Any], name: str, rust: str) -> None:
     """A wrong field is the caller's fault, is named, and does not disturb the next request."""
     async with pair.client() as client:
-        refused = await client.post("/v1/completions", {"prompt": "Say hello", "max_tokens": 3} | fields)
+        refused = await client.post("/v1/completions", {"prompt": client.prompt, "max_tokens": 3} | fields)
         answer = await client.complete(max_tokens=3)
     assert 400 == refused.status
     assert (name if pair.worker_kind is WorkerKind.OURS else rust) in refused.error
@@ -178,7 +188,7 @@ async def test_prompt_beyond_the_context(pair: Stack) -> None:
     """A prompt longer than the context is refused, streamed or not; our worker says what the limit is."""
     prompt = [5] * (pair.backend.context_length + 1)
     async with pair.client() as client:
-        refused = await client.complete(prompt, max_tokens=3)
+        refused = await client.complete(prompt=prompt, max_tokens=3)
         answer = await client.complete(max_tokens=3)
     assert 400 == refused.status
     if pair.worker_kind is WorkerKind.OURS:
@@ -208,11 +218,12 @@ async def test_many_at_once(pair: Stack) -> None:
     async with pair.client() as client, trio.open_nursery() as nursery:
 
         async def one(seed: int) -> None:
-            texts[seed] = (await client.stream_complete(max_tokens=20, seed=seed, ignore_eos=True)).text
+            options = {"max_tokens": 20, "seed": seed, "temperature": 0.5, "ignore_eos": True}
+            texts[seed] = (await client.stream_complete(**options)).text
 
-        for seed in range(64):
+        for seed in range(1, 65):
             nursery.start_soon(one, seed)
-    assert {seed: pair.backend.reply.text(20, seed=seed) for seed in range(64)} == texts
+    assert {seed: reply_text(pair, 20, seed=seed) for seed in range(1, 65)} == texts
 
 
 def spoken(answer: dict[str, Any]) -> list[int]:
@@ -230,7 +241,7 @@ def last(answer: dict[str, Any], *keys: str) -> list[Any]:
 async def test_raw_tokens_and_endings(pair: Stack) -> None:
     """The router gets ids, one terminal at the end with the usage on it, and a stop reason only if the user set one."""
     reply = pair.backend.reply
-    size = len(reply.ids)
+    size, prompt = reply.size, len(pair.backend.prompt)
     length, eos, hidden, user, text = await pair.ask(
         {"stop_conditions": {"max_tokens": 5}},
         {"stop_conditions": {"max_tokens": size + 5, "stop_token_ids_hidden": [pair.backend.eos]}},
@@ -246,7 +257,9 @@ async def test_raw_tokens_and_endings(pair: Stack) -> None:
     assert ["stop", None] == last(hidden, "finish_reason", "stop_reason")
     assert ["stop", reply.ids[2]] == last(user, "finish_reason", "stop_reason")
     assert ["stop", reply.text(3)[-4:]] == last(text, "finish_reason", "stop_reason")
-    assert [{"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}] == last(length, "completion_usage")
+    assert [{"prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5}] == last(
+        length, "completion_usage"
+    )
     for answer in (length, eos, hidden, user, text):
         endings = [chunk["finish_reason"] for chunk in answer["chunks"] if chunk.get("finish_reason")]
         usages = [chunk["completion_usage"] for chunk in answer["chunks"] if chunk.get("completion_usage")]
@@ -265,8 +278,9 @@ async def test_raw_logprobs(pair: Stack) -> None:
     assert [3, 3, 3] == [len(row) for row in rows]
     (data,) = last(answer, "engine_data")
     prompt = data["prompt_logprobs"]
-    assert (3, None) == (len(prompt), prompt[0])
-    assert ["6" in prompt[1], "7" in prompt[2]] == [True, True]
+    asked = pair.backend.prompt
+    assert (len(asked), None) == (len(prompt), prompt[0])
+    assert [] == [token for token, row in zip(asked[1:], prompt[1:], strict=True) if str(token) not in row]
     assert [None] * (len(answer["chunks"]) - 1) == [chunk.get("engine_data") for chunk in answer["chunks"][:-1]]
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 TIMEOUT_SECONDS = 30
+CHATTY = "say hello to the harbour"
 DATA = "data: "
 
 
@@ -88,10 +89,11 @@ class Streamed:
 
 @attrs.frozen(slots=True)
 class OpenAi:
-    """A client of one front end that asks for one model unless told otherwise."""
+    """A client of one front end that asks one model for one thing unless told otherwise."""
 
     url: str
     model: str
+    prompt: list[int]
     http: httpx2.AsyncClient
 
     async def post(self, path: str, body: dict[str, Any]) -> Answer:
@@ -99,13 +101,13 @@ class OpenAi:
         answer = await self.http.post(f"{self.url}{path}", json={"model": self.model} | body)
         return Answer(answer.status_code, answer.json())
 
-    async def chat(self, content: str = "say hello", **body: Any) -> Answer:
+    async def chat(self, content: str = CHATTY, **body: Any) -> Answer:
         """``/v1/chat/completions`` with one user message."""
         return await self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]} | body)
 
-    async def complete(self, prompt: str | list[int] = "Say hello", **body: Any) -> Answer:
+    async def complete(self, **body: Any) -> Answer:
         """``/v1/completions``."""
-        return await self.post("/v1/completions", {"prompt": prompt} | body)
+        return await self.post("/v1/completions", {"prompt": self.prompt} | body)
 
     async def stream(self, path: str, body: dict[str, Any]) -> Streamed:
         """One request, all chunks of its answer; the stream must end with ``[DONE]``."""
@@ -116,13 +118,13 @@ class OpenAi:
         assert events[-1:] == ["[DONE]"], events
         return Streamed([json.loads(event) for event in events[:-1]])
 
-    async def stream_chat(self, content: str = "say hello", **body: Any) -> Streamed:
+    async def stream_chat(self, content: str = CHATTY, **body: Any) -> Streamed:
         """:meth:`chat`, streamed."""
         return await self.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]} | body)
 
-    async def stream_complete(self, prompt: str | list[int] = "Say hello", **body: Any) -> Streamed:
+    async def stream_complete(self, **body: Any) -> Streamed:
         """:meth:`complete`, streamed."""
-        return await self.stream("/v1/completions", {"prompt": prompt} | body)
+        return await self.stream("/v1/completions", {"prompt": self.prompt} | body)
 
     async def leave_after(self, path: str, body: dict[str, Any], *, events: int) -> dict[str, Any]:
         """Read so many events of a streamed answer, then close the connection, as a client that goes away does.
@@ -131,7 +133,7 @@ class OpenAi:
             The first event.
         """
         where = httpx2.URL(self.url)
-        content = json.dumps({"model": self.model, "stream": True} | body)
+        content = json.dumps({"model": self.model, "prompt": self.prompt, "stream": True} | body)
         head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc.decode()}\r\nContent-Type: application/json\r\n"
         with trio.fail_after(TIMEOUT_SECONDS):
             async with await trio.open_tcp_stream(where.host, where.port or 80) as connection:
@@ -146,8 +148,8 @@ class OpenAi:
 
 
 @contextlib.asynccontextmanager
-async def open_client(url: str, model: str) -> AsyncIterator[OpenAi]:
+async def open_client(url: str, model: str, prompt: list[int]) -> AsyncIterator[OpenAi]:
     """A client that ignores proxy variables and waits at most half a minute for anything."""
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False, limits=limits) as http:
-        yield OpenAi(url, model, http)
+        yield OpenAi(url, model, prompt, http)

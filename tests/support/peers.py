@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import grpc
 import httpx2
 
 from support.processes import Child, ChildFailed, free_port
+from trio_sidecar import wire
+from trio_sidecar.wire import methods
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 HERE = Path(__file__).parent
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
@@ -119,6 +122,29 @@ def start_vllm_rs(
             core.close(seconds=0)
         raise
     return Engine(process=server, port=port, core=core)
+
+
+def start_mock_server(flags: Mapping[str, object], *, log_dir: Path) -> Engine:
+    """Start our mock server on a port that the system chooses."""
+    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", "--listen=127.0.0.1:0", "--log-level=debug"]
+    argv += [f"{flag}={value}" for flag, value in flags.items()]
+    server = Child("mock-server", argv, env=environment(), log_dir=log_dir)
+    try:
+        port = int(server.wait_for_line(r"127\.0\.0\.1:(\d+)")[1])
+        server.wait_for_port(port)
+    except BaseException:
+        server.close(seconds=0)
+        raise
+    return Engine(process=server, port=port)
+
+
+def ask_model(engine: Engine) -> wire.ModelInfo:
+    """What the engine says about its model."""
+    with grpc.insecure_channel(engine.endpoint) as channel:
+        method = methods.GET_MODEL_INFO
+        call = channel.unary_unary(method.path, request_serializer=bytes, response_deserializer=wire.ModelInfo.parse)
+        info: wire.ModelInfo = call(wire.GetModelInfoRequest(), timeout=10)
+    return info
 
 
 def start_rust_sidecar(

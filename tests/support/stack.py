@@ -5,33 +5,27 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import re
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
 
-from support import peers, tiny_model
+from support import peers
+from support.backends import EngineKind
 from support.openai import open_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
+    from support.backends import Backend
     from support.openai import OpenAi
     from support.processes import Child
 
 RAW_CLIENT_SECONDS = 20
 POLL_SECONDS = 0.02
 T = TypeVar("T")
-
-
-class EngineKind(enum.Enum):
-    """Which gRPC server runs."""
-
-    MOCK = "mock-server"
-    VLLM_RS = "vllm-rs"
 
 
 class WorkerKind(enum.Enum):
@@ -63,47 +57,6 @@ async def eventually(condition: Callable[[], T | None], what: str, *, seconds: f
     return result
 
 
-@attrs.frozen(slots=True)
-class Reply:
-    """What an engine of the tests says to every prompt: tokens that go round, and start at ``seed``."""
-
-    ids: tuple[int, ...]
-    decode: Callable[[list[int]], str]
-
-    def tokens(self, count: int, *, seed: int = 0) -> list[int]:
-        """The first ``count`` tokens."""
-        return [self.ids[(seed + position) % len(self.ids)] for position in range(count)]
-
-    def text(self, count: int, *, seed: int = 0) -> str:
-        """The text of the first ``count`` tokens."""
-        return self.decode(self.tokens(count, seed=seed))
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class Backend:
-    """A running engine and what it says."""
-
-    kind: EngineKind
-    engine: peers.Engine
-    model: str
-    context_length: int
-    reply: Reply
-    eos: int
-
-    def dropped_at(self, request: str) -> float | None:
-        """When the engine dropped an unfinished request, on the system-wide monotonic clock; None if it has not."""
-        if self.engine.core is not None:
-            found = re.search(rf"^ABORT at=(\S+) .*{re.escape(request)}", self.engine.core.log, re.MULTILINE)
-            return float(found[1]) if found else None
-        raise NotImplementedError
-
-    def open_requests(self) -> int:
-        """How many requests the engine is working on."""
-        if self.engine.core is not None:
-            return int(re.findall(r"active=(\d+)", self.engine.core.log)[-1])
-        raise NotImplementedError
-
-
 @attrs.frozen(slots=True, kw_only=True)
 class Stack:
     """A running service."""
@@ -118,7 +71,7 @@ class Stack:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[OpenAi]:
         """A client of its front end."""
-        async with open_client(self.frontend.url, self.backend.model) as client:
+        async with open_client(self.frontend.url, self.backend.model, self.backend.prompt) as client:
             yield client
 
     async def ask(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
@@ -132,7 +85,7 @@ class Stack:
         """
         plain: dict[str, Any] = {
             "model": self.backend.model,
-            "token_ids": [5, 6, 7],
+            "token_ids": self.backend.prompt,
             "stop_conditions": {"max_tokens": 3},
             "sampling_options": {},
             "output_options": {},
@@ -151,29 +104,6 @@ class Stack:
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         assert len(answers) == len(requests), done.stderr.decode()
         return answers
-
-
-@contextlib.contextmanager
-def vllm_backend(
-    directory: Path, *, tokens_per_second: float, context_length: int = 1024, text: str = tiny_model.REPLY
-) -> Iterator[Backend]:
-    """The real ``vllm-rs`` server over the mock core, which says the text."""
-    tokenizer = tiny_model.make_model_directory(directory / "model", context_length=context_length)
-    ids = tokenizer.encode(text).ids
-    engine = peers.start_vllm_rs(
-        directory / "model", "tiny", ids, log_dir=directory / "logs", tokens_per_second=tokens_per_second
-    )
-    try:
-        yield Backend(
-            kind=EngineKind.VLLM_RS,
-            engine=engine,
-            model="tiny",
-            context_length=context_length,
-            reply=Reply(tuple(ids), tokenizer.decode),
-            eos=tiny_model.EOS,
-        )
-    finally:
-        engine.close()
 
 
 @contextlib.contextmanager
@@ -205,9 +135,3 @@ def stack(
             frontend=frontend,
             discovery=discovery,
         )
-
-
-@contextlib.contextmanager
-def mock_backend(directory: Path, *, tokens_per_second: float) -> Iterator[Backend]:
-    """Our mock server."""
-    raise NotImplementedError
