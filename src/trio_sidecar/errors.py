@@ -124,6 +124,13 @@ class ProtocolError(SidecarError):
         super().__init__(f"{peer} sent an invalid gRPC response: {reason}")
 
 
+class IncompatibleEngine(SidecarError):
+    """The engine answers, but is not one that this worker can serve, or no longer the one that it was."""
+
+    kind = ErrorKind.UNKNOWN
+    status = StatusCode.FAILED_PRECONDITION
+
+
 class RpcError(SidecarError):
     """A call ended with a gRPC status other than OK; kind after spec 4.
 

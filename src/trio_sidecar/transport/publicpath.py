@@ -169,7 +169,7 @@ class _PublicCall(AbstractAsyncContextManager["_PublicStream", None]):
             await self._aio_leave()
             raise connection.translated(error) from error
         except BaseException:
-            await self._aio_leave()  # noqa: ASYNC102 - asyncio-flavoured, and it does not block
+            await self._aio_leave()  # noqa: ASYNC102, ASYNC120 - asyncio-flavoured, and it does not block
             raise
         return _PublicStream(connection, self._stream)
 
