@@ -172,11 +172,7 @@ class ResponseConverter:
             counted = f"{self.completion_tokens} were counted"
             reason = f"terminal num_output_tokens {finish.num_output_tokens}, but {counted}"
             raise ProtocolError(reason)
-        number = int(finish.finish_reason)
-        reason = _FINISH_REASONS.get(number)
-        if reason is None:
-            what = "a terminal with finish reason NOT_FINISHED" if number == 0 else f"unknown finish reason {number}"
-            raise ProtocolError(what)
+        reason = _finish_reason(finish)
         chunk["finish_reason"] = reason
         stop = self._stop_reason(finish)
         if stop is not None:
@@ -189,7 +185,7 @@ class ResponseConverter:
             chunk["disaggregated_params"] = json_from_struct(finish.kv_transfer_params, label="kv_transfer_params")
         if self._prompt_rows is not None:
             chunk["engine_data"] = {"prompt_logprobs": self._prompt_rows}
-        self.aborted_by_engine = reason is _CANCELLED
+        self.aborted_by_engine = reason == _CANCELLED
         self.finished = True
 
     def _stop_reason(self, finish: FinishInfo) -> int | str | None:
@@ -230,6 +226,15 @@ class ResponseConverter:
             reason = f"prompt logprob array lengths {lengths} ({names}), expected {expected} each"
             raise ProtocolError(reason)
         self._prompt_rows = _prompt_rows(info)
+
+
+def _finish_reason(finish: FinishInfo) -> str:
+    number = int(finish.finish_reason)
+    name = _FINISH_REASONS.get(number)
+    if name is None:
+        reason = "a terminal with finish reason NOT_FINISHED" if number == 0 else f"unknown finish reason {number}"
+        raise ProtocolError(reason)
+    return name
 
 
 def _finite(logprob: float) -> float:
