@@ -1,0 +1,117 @@
+"""A server's life: listen, serve, drain (Trio-flavoured)."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from trio_sidecar.bridge import open_signals, run_aio
+from trio_sidecar.bridge.listen import aio_listen
+from trio_sidecar.server.listen import bind, bound_addresses
+from trio_sidecar.server.server import GrpcServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from trio_sidecar.bridge.listen import AioListeners
+    from trio_sidecar.config import ServerSettings
+    from trio_sidecar.endpoint import ListenAddress
+    from trio_sidecar.engines.contract import Engine
+
+__all__ = ["run_server", "serve"]
+
+END_CALLS_SECS = 2.0
+"""How long calls that were ended may take to clean up, in seconds."""
+
+CLOSE_SECS = 1.0
+"""How long a peer may take to read the last bytes, in seconds."""
+
+log = structlog.get_logger("trio_sidecar.server")
+
+
+async def serve(
+    engine: Engine,
+    settings: ServerSettings,
+    *,
+    task_status: trio.TaskStatus[tuple[ListenAddress, ...]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an engine until cancelled, then drain.
+
+    The drain: health says NOT_SERVING; calls are still taken for ``withdraw_grace_secs``; then new ones are refused as
+    UNAVAILABLE, and those that run have ``drain_secs`` to end; the rest are ended as UNAVAILABLE, never in silence;
+    then connections close. It happens in a shield, but takes no longer than these times and four seconds.
+
+    Args:
+        engine: Must stay open until this returns.
+        settings: Where to listen, and the times.
+        task_status: ``started`` is given the bound addresses, one per address of the host.
+
+    Raises:
+        InvalidConfig: The address cannot be listened on.
+    """
+    server = GrpcServer(engine, max_message_bytes=settings.max_message_bytes)
+    sockets = await bind(settings.listen)
+    addresses = bound_addresses(sockets)
+    try:
+        listeners = await run_aio(aio_listen, server.protocol, sockets)
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    try:
+        log.info("server_listening", addresses=[str(address) for address in addresses])
+        task_status.started(addresses)
+        await trio.sleep_forever()
+    finally:
+        limit = settings.withdraw_grace_secs + settings.drain_secs + END_CALLS_SECS + CLOSE_SECS
+        with trio.move_on_after(limit + 1.0, shield=True):
+            await _drain(server, listeners, settings)
+        listeners.close()
+        server.abort_connections()
+
+
+async def run_server(
+    engine: AbstractAsyncContextManager[Engine], settings: ServerSettings, on_listening: Callable[[str], None]
+) -> None:
+    """Open an engine and serve it until SIGTERM or SIGINT, then drain; a main function for :func:`bridge.run`.
+
+    Args:
+        engine: Opened first, closed last.
+        settings: Where to listen, and the times of the drain.
+        on_listening: Called with each bound address, ``HOST:PORT``.
+
+    Raises:
+        InvalidConfig: The address cannot be listened on; in an exception group.
+    """
+    with open_signals(signal.SIGTERM, signal.SIGINT) as signals:
+        async with engine as opened, trio.open_nursery() as nursery:
+            for address in await nursery.start(serve, opened, settings):
+                on_listening(str(address))
+            signum = await anext(signals)
+            log.info("shutdown_signal", signal=signal.Signals(signum).name)
+            nursery.cancel_scope.cancel()
+
+
+async def _drain(server: GrpcServer, listeners: AioListeners, settings: ServerSettings) -> None:
+    server.health.withdraw()
+    open_calls = server.statistics().calls
+    log.info(
+        "server_draining", calls=open_calls, grace_secs=settings.withdraw_grace_secs, drain_secs=settings.drain_secs
+    )
+    if settings.withdraw_grace_secs > 0:
+        await trio.sleep(settings.withdraw_grace_secs)
+    listeners.close()
+    server.refuse()
+    with trio.move_on_after(settings.drain_secs):
+        await run_aio(server.aio_wait_drained)
+    cut = server.end_calls()
+    with trio.move_on_after(END_CALLS_SECS):
+        await run_aio(server.aio_wait_calls_ended)
+    server.close_connections()
+    with trio.move_on_after(CLOSE_SECS):
+        await run_aio(server.aio_wait_disconnected)
+    log.info("server_stopped", cut=cut)
