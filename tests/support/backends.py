@@ -6,8 +6,9 @@ import contextlib
 import enum
 import json
 import re
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import grpc
@@ -94,17 +95,25 @@ class Backend:
         return self.reply_to(self.chat_prompt)
 
     def dropped_at(self, request: str) -> float | None:
-        """When the engine dropped an unfinished request, on the system-wide monotonic clock; None if it has not."""
+        """When the engine dropped an unfinished request, in seconds of the wall clock; None if it has not."""
         if self.engine.core is not None:
             found = re.search(rf"^ABORT at=(\S+) .*{re.escape(request)}", self.engine.core.log, re.MULTILINE)
             return float(found[1]) if found else None
-        raise NotImplementedError
+        for event in self._events("mock_request_ended"):
+            if event["request_id"] == request and event["reason"] == "dropped":
+                return datetime.fromisoformat(event["timestamp"]).timestamp()
+        return None
 
     def open_requests(self) -> int:
         """How many requests the engine is working on."""
         if self.engine.core is not None:
             return int(re.findall(r"active=(\d+)", self.engine.core.log)[-1])
-        raise NotImplementedError
+        return next((int(event["open"]) for event in reversed(self._events("mock_request_"))), 0)
+
+    def _events(self, prefix: str) -> list[dict[str, Any]]:
+        """The mock server's log events with names like that."""
+        wanted = f'"event": "{prefix}'
+        return [json.loads(line) for line in self.engine.process.log.splitlines() if wanted in line]
 
     def _scripted(self, seed: int) -> Reply:
         """The mock core's reply goes round, and starts at the seed."""

@@ -3,7 +3,7 @@
 It speaks the msgpack-over-ZeroMQ protocol of release 0.32.0 to a front end that was started with
 ``--data-parallel-size-local 0``. Every request gets the same reply, a list of token ids read from a file, which starts
 at position ``seed`` and goes round; the reply's end is an end-of-sequence token unless the request ignores it. One line
-per event goes to standard output, with the time of the system-wide monotonic clock, for tests to watch.
+per event goes to standard output, with the wall clock's time, for tests to watch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Core:
 
     def note(self, event: str, *ids: str) -> None:
         """Tell the test what happened."""
-        print(f"{event} at={time.monotonic():.4f} active={len(self.active)} {' '.join(ids)}", flush=True)  # noqa: T201
+        print(f"{event} at={time.time():.4f} active={len(self.active)} {' '.join(ids)}", flush=True)  # noqa: T201
 
     def connect(self, kind: int, address: str, *, named: bool = False) -> zmq.Socket[bytes]:
         """Open one socket towards the front end."""

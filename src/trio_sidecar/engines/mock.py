@@ -202,12 +202,17 @@ class MockEngine:
         self._streams.add(stream)
         self._by_request_id[job.request_id].add(stream)
         heapq.heappush(self._waiting, (job.priority, next(self._arrivals), stream))
+        log.debug("mock_request_started", request_id=job.request_id, open=len(self._streams))
         self._start_waiting()
         return MockOutput(job, self.facts)
 
     def release(self, stream: MockStream) -> None:
         """Forget a stream and let the next one run (for the stream only)."""
-        self._streams.discard(stream)
+        if stream in self._streams:
+            self._streams.remove(stream)
+            log.debug(
+                "mock_request_ended", request_id=stream.request_id, reason=stream.end_reason, open=len(self._streams)
+            )
         self._running.discard(stream)
         same_id = self._by_request_id.get(stream.request_id)
         if same_id is not None:
@@ -256,6 +261,15 @@ class MockStream:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._engine.release(self)
+
+    @property
+    def end_reason(self) -> str:
+        """Why it has ended, or ``dropped`` if it is left before its end."""
+        if self._failure is not None:
+            return "failed"
+        if self._aborted:
+            return "aborted"
+        return "finished" if self._output is not None and self._output.is_finished() else "dropped"
 
     async def aio_receive(self) -> Sequence[GenerateResponse]:
         """Wait for answers, then take all that are due; see the contract."""
