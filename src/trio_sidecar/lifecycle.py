@@ -1,35 +1,33 @@
-"""The rings of a service: engine, handlers, acceptor; and how a process is asked to end.
+"""How a service is asked to end, and what happens then.
 
-Outer rings outlive inner ones, so shutdown is nesting plus one deadline::
+Outer rings outlive inner ones, so a shutdown is nesting plus one deadline. From the inside out:
 
-    async with open_stop_signals() as stop:                     # the host is outside
-        async with open_engine() as engine:                     # engine ring
-            async with open_handler_ring(drain_secs) as ring:   # handler ring: accepted requests
-                async with open_acceptor_ring(stop, …) as acceptor:
-                    await acceptor.start(serve, engine, ring.nursery)
+- the acceptor (a registration with Dynamo, a listener) withdraws, and for a grace period goes on taking what is already
+  on its way;
+- the handlers (:class:`trio_sidecar.requests.sessions.Sessions`, the server's calls) have the drain budget;
+- the engine (:mod:`trio_sidecar.worker.life`, the server's caller) goes last;
+- the host, outside of everything, is left when all that is over.
 
-A stop leaves the block from the inside: the acceptor withdraws, goes on taking what is already on its way for a grace
-period, and ends; the handlers then have the drain budget; the engine goes last.
+All of it starts with one :class:`StopRequest`.
 """
 
 from __future__ import annotations
 
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-import attrs
 import structlog
 import trio
 
 from trio_sidecar.bridge import open_signals
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Iterator
 
     from trio_sidecar.bridge import SignalReceiver
 
-__all__ = ["HandlerRing", "StopRequest", "open_acceptor_ring", "open_handler_ring", "open_stop_signals"]
+__all__ = ["StopRequest", "open_stop_signals"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -41,6 +39,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._event = trio.Event()
+        self._scopes: set[trio.CancelScope] = set()
         self.reason = ""
 
     def __repr__(self) -> str:
@@ -62,11 +61,32 @@ class StopRequest:
             return False
         self.reason = reason
         self._event.set()
+        for scope in self._scopes:
+            scope.cancel()
         return True
 
     async def wait(self) -> None:
         """Wait until it is made."""
         await self._event.wait()
+
+    @contextmanager
+    def cancelling(self) -> Iterator[trio.CancelScope]:
+        """Cancel the block when the stop is requested, or at once if it was; until :meth:`spare` is called.
+
+        Start-up runs in one: whatever it waits for, a stop ends it.
+        """
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            if self.requested:
+                scope.cancel()
+            try:
+                yield scope
+            finally:
+                self._scopes.discard(scope)
+
+    def spare(self, scope: trio.CancelScope) -> None:
+        """From now on, do not cancel that scope of :meth:`cancelling`: what it guards ends in its own way."""
+        self._scopes.discard(scope)
 
 
 @asynccontextmanager
@@ -104,71 +124,3 @@ async def _watch_signals(signals: SignalReceiver, stop: StopRequest) -> None:
             log.info("stop_requested", reason=name)
         else:
             log.info("stop_already_requested", reason=name, first=stop.reason)
-
-
-@attrs.define(eq=False)
-class HandlerRing:
-    """The tasks of accepted requests.
-
-    Attributes:
-        nursery: Where they run; a task that raises would cancel its neighbours, so none may.
-        cut: Whether the drain budget ended before the last of them; known after the ring has closed.
-    """
-
-    nursery: trio.Nursery
-    cut: bool = False
-
-    @property
-    def open(self) -> int:
-        """How many requests are running."""
-        return len(self.nursery.child_tasks)
-
-
-@asynccontextmanager
-async def open_handler_ring(drain_secs: float) -> AsyncIterator[HandlerRing]:
-    """Open the ring of accepted requests.
-
-    Leaving the block waits for all of them, but cancels those that are still running that many seconds later. Leaving
-    it with an error cancels them at once.
-    """
-    async with trio.open_nursery() as nursery:
-        ring = HandlerRing(nursery)
-        yield ring
-        if ring.open:
-            log.info("drain_started", open=ring.open, budget_secs=drain_secs)
-            nursery.cancel_scope.deadline = trio.current_time() + drain_secs
-    ring.cut = nursery.cancel_scope.cancel_called
-    if ring.cut:
-        log.warning("drain_budget_used_up", budget_secs=drain_secs)
-
-
-@asynccontextmanager
-async def open_acceptor_ring(
-    stop: StopRequest,
-    *,
-    grace_secs: float = 0.0,
-    withdraw: Callable[[], Awaitable[object]] | None = None,
-) -> AsyncIterator[trio.Nursery]:
-    """Open the ring of whatever takes new requests: a listener, a registration.
-
-    When the stop is requested, ``withdraw`` is awaited, so that peers stop sending; requests that are already on their
-    way are taken for the grace period; then the ring is cancelled. The ring also ends when all in it has ended.
-
-    Args:
-        stop: Ends the ring.
-        grace_secs: Seconds between the withdrawal and the end.
-        withdraw: Tells the world not to send more; may be slow, but must have a time limit of its own.
-    """
-
-    async def end_on_stop() -> None:
-        await stop.wait()
-        if withdraw is not None:
-            await withdraw()
-        await trio.sleep(grace_secs)
-        acceptors.cancel_scope.cancel()
-
-    async with trio.open_nursery() as watcher:
-        async with trio.open_nursery() as acceptors:
-            watcher.start_soon(end_on_stop)
-            yield acceptors
-        watcher.cancel_scope.cancel()

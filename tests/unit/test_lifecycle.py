@@ -1,4 +1,4 @@
-"""The rings close from the inside, each within its time, and a stop request is never lost."""
+"""A stop request is made once, never lost, and ends start-up whatever that waits for."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ import pytest
 import trio
 
 from trio_sidecar.bridge import Host, run
-from trio_sidecar.lifecycle import (
-    StopRequest,
-    open_acceptor_ring,
-    open_handler_ring,
-    open_stop_signals,
-)
+from trio_sidecar.lifecycle import StopRequest, open_stop_signals
 
 
 async def test_first_reason_is_kept() -> None:
     """A second stop request changes nothing."""
     stop = StopRequest()
-    assert not stop.requested
     assert stop.request("SIGTERM")
     assert not stop.request("SIGINT")
     assert stop.reason == "SIGTERM"
@@ -27,109 +21,31 @@ async def test_first_reason_is_kept() -> None:
     await stop.wait()
 
 
-async def test_drain_waits_for_handlers(autojump_clock: trio.testing.MockClock) -> None:
-    """A request that can end within the drain budget is not cut, and the ring closes as soon as it has ended."""
-    done = []
-
-    async def handler(seconds: float) -> None:
-        await trio.sleep(seconds)
-        done.append(seconds)
-
-    start = trio.current_time()
-    async with open_handler_ring(10.0) as ring:
-        ring.nursery.start_soon(handler, 3.0)
-        ring.nursery.start_soon(handler, 9.5)
-        assert ring.open == 2
-    assert done == [3.0, 9.5]
-    assert trio.current_time() - start == pytest.approx(9.5)
-    assert not ring.cut
-
-
-async def test_drain_budget_ends(autojump_clock: trio.testing.MockClock) -> None:
-    """A request that outlives the drain budget is cancelled when the budget ends, not later."""
-    start = trio.current_time()
-    async with open_handler_ring(10.0) as ring:
-        ring.nursery.start_soon(trio.sleep_forever)
-    assert trio.current_time() - start == pytest.approx(10.0)
-    assert ring.cut
-
-
-async def test_idle_ring_closes_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """Without requests the drain takes no time."""
-    start = trio.current_time()
-    async with open_handler_ring(10.0) as ring:
-        pass
-    assert trio.current_time() == start
-    assert not ring.cut
-
-
-async def test_error_cancels_handlers_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """A service that fails does not drain."""
-    start = trio.current_time()
-    with pytest.RaisesGroup(pytest.RaisesExc(ValueError)):
-        async with open_handler_ring(10.0) as ring:
-            ring.nursery.start_soon(trio.sleep_forever)
-            raise ValueError
-    assert trio.current_time() == start
-
-
-async def test_acceptor_withdraws_then_waits_then_ends(autojump_clock: trio.testing.MockClock) -> None:
-    """At a stop the acceptor withdraws at once and goes on taking requests for the grace period."""
+async def test_stop_cancels_start_up(autojump_clock: trio.testing.MockClock) -> None:
+    """A stop ends start-up whatever it waits for; one that came earlier ends it at its first step."""
     stop = StopRequest()
-    events: list[tuple[str, float]] = []
-    start = trio.current_time()
 
-    def note(what: str) -> None:
-        events.append((what, round(trio.current_time() - start, 6)))
-
-    async def withdraw() -> None:
-        await trio.lowlevel.checkpoint()
-        note("withdrawn")
-
-    async def accept() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            note("ended")
-
-    async def request_stop() -> None:
-        await trio.sleep(2)
-        stop.request("test")
+    async def start_up() -> None:
+        with stop.cancelling() as scope:
+            await trio.Event().wait()
+        assert scope.cancelled_caught
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(request_stop)
-        async with open_acceptor_ring(stop, grace_secs=5, withdraw=withdraw) as acceptor:
-            acceptor.start_soon(accept)
-    assert events == [("withdrawn", 2.0), ("ended", 7.0)]
-
-
-async def test_acceptor_ring_ends_with_its_tasks(autojump_clock: trio.testing.MockClock) -> None:
-    """Without a stop the ring closes when all that accepts has ended."""
-    async with open_acceptor_ring(StopRequest(), grace_secs=5) as acceptor:
-        acceptor.start_soon(trio.sleep, 1)
-    assert trio.current_time() < 5
-
-
-async def test_rings_nest(autojump_clock: trio.testing.MockClock) -> None:
-    """Stop, withdraw, grace, drain: a request accepted in the grace period gets the whole drain budget."""
-    stop = StopRequest()
-    done = []
-    start = trio.current_time()
-
-    async def handler() -> None:
-        await trio.sleep(4)
-        done.append(trio.current_time() - start)
-
-    async def accept(handlers: trio.Nursery) -> None:
-        while True:
-            await trio.sleep(0.9)
-            handlers.start_soon(handler)
-
-    async with open_handler_ring(5) as ring, open_acceptor_ring(stop, grace_secs=2) as acceptor:
-        acceptor.start_soon(accept, ring.nursery)
+        nursery.start_soon(start_up)
+        await trio.sleep(1)
         stop.request("test")
-    assert done == [pytest.approx(4.9), pytest.approx(5.8)]
-    assert not ring.cut
+    await start_up()
+
+
+async def test_spared_scope_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+    """What has started up is no longer cancelled by a stop: it drains."""
+    stop = StopRequest()
+    with stop.cancelling() as scope:
+        await trio.sleep(1)
+        stop.spare(scope)
+        stop.request("test")
+        await trio.sleep(1)
+    assert not scope.cancelled_caught
 
 
 @pytest.mark.rule("R11.7")

@@ -1,0 +1,197 @@
+"""The face beside Dynamo, over any engine of the contract.
+
+A worker looks at the engine over one connection first, because Dynamo wants to know the model before it starts anything
+(R5.7). Then Dynamo's runtime takes over and calls back: start, requests, cleanup.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+import trio
+
+from trio_sidecar.bridge import run_aio
+from trio_sidecar.bridge.loop import current_loop
+from trio_sidecar.convert.request import convert_request
+from trio_sidecar.convert.response import ResponseConverter, merge_chunks
+from trio_sidecar.deadline import Deadline
+from trio_sidecar.discovery import discover
+from trio_sidecar.engines.remote import open_remote
+from trio_sidecar.errors import ErrorKind, SidecarError, cause_chain
+from trio_sidecar.health_wait import wait_until_serving
+from trio_sidecar.lifecycle import open_stop_signals
+from trio_sidecar.requests.sessions import Sessions
+from trio_sidecar.worker.binding import load_binding
+from trio_sidecar.worker.engine_object import EngineObject
+from trio_sidecar.worker.errors import RuntimeFailed
+from trio_sidecar.worker.life import Started, WorkerLife
+from trio_sidecar.worker.registration import check_settings, engine_config, model_facts, worker_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from trio_sidecar.config import WorkerSettings
+    from trio_sidecar.discovery import DiscoveredModel
+    from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.lifecycle import StopRequest
+    from trio_sidecar.requests.session import Converted
+    from trio_sidecar.worker.binding import Binding
+
+__all__ = ["OpenEngine", "run_worker"]
+
+CONTROL = "vllm.Control"
+INFERENCE = "vllm.Inference"
+
+TRANSIENT = (ErrorKind.CANNOT_CONNECT, ErrorKind.CONNECTION_TIMEOUT, ErrorKind.ENGINE_SHUTDOWN)
+"""Kinds of failure that an engine which is still starting may show (R5.12)."""
+
+WATCHDOG_SECS = 10.0
+"""Dynamo kills a worker that is slower to shut down than its drain budget, in seconds more than the budget itself."""
+
+LINGER_SECS = 0.1
+"""How long the process stays after a drain, so that Dynamo's threads can send the last chunks."""
+
+log = structlog.get_logger("trio_sidecar.worker")
+
+
+class OpenEngine(Protocol):
+    """Opens the engine; called once to look at it, and once to serve with it."""
+
+    def __call__(self, *, bootstrap: bool) -> AbstractAsyncContextManager[Engine]:
+        """Open it (Trio-flavoured); with ``bootstrap`` over exactly one connection."""
+        ...
+
+
+async def run_worker(
+    settings: WorkerSettings,
+    open_engine: OpenEngine | None = None,
+    *,
+    binding: Binding | None = None,
+    process_ends_after: bool = False,
+) -> int:
+    """Register with Dynamo and serve until SIGTERM or SIGINT (Trio-flavoured, in the main thread).
+
+    Args:
+        settings: What to serve as, and where the engine is.
+        open_engine: Opens the engine; by default the remote one of the settings.
+        binding: Dynamo; by default the installed one.
+        process_ends_after: The process ends next, so let no late signal spoil its exit code.
+
+    Returns:
+        The exit code: 0 if it was asked to end, at whatever point; 1 if it failed, with one line in the log that says
+        why.
+    """
+    try:
+        check_settings(settings)
+        binding = binding or load_binding()
+    except SidecarError as error:
+        return _failed(error)
+    if open_engine is None:
+
+        def open_engine(*, bootstrap: bool) -> AbstractAsyncContextManager[Engine]:
+            return open_remote(settings.transport, bootstrap=bootstrap)
+
+    configure_runtime(settings, os.environ)
+    async with open_stop_signals(process_ends_after=process_ends_after) as stop:
+        try:
+            model = await _look(settings, open_engine, stop)
+            # A look that has succeeded must still not start a worker if a stop came meanwhile (R11.8).
+            if model is not None and not stop.requested:
+                await _serve(settings, open_engine, binding, stop, model)
+        except SidecarError as error:
+            return _failed(error)
+    log.info("worker_ended", reason=stop.reason)
+    return 0
+
+
+def _failed(error: SidecarError) -> int:
+    log.error("worker_failed", reason=cause_chain(error))
+    log.debug("worker_failed_at", exc_info=error)
+    return 1
+
+
+def configure_runtime(settings: WorkerSettings, environment: MutableMapping[str, str]) -> None:
+    """Tell Dynamo's runtime, which reads some settings from the environment only, what ours say."""
+    environment["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = f"{settings.withdraw_grace_secs:g}"
+    environment["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.drain_secs + WATCHDOG_SECS))
+    environment.setdefault("DYN_LOG", "warn")
+    if int(environment.get("DYN_SYSTEM_PORT", "-1") or "-1") < 0:
+        # Without a system server there is nothing to host metadata on; this saves a warning at each start.
+        environment.setdefault("DYN_SELF_HOST_METADATA", "0")
+
+
+async def _look(settings: WorkerSettings, open_engine: OpenEngine, stop: StopRequest) -> DiscoveredModel | None:
+    """Find out what the engine serves; None if a stop came first (R5.7, R11.7)."""
+    model: DiscoveredModel | None = None
+    with stop.cancelling():
+        async with open_engine(bootstrap=True) as engine:
+            model = await _discover(settings, engine, (CONTROL,))
+    return model
+
+
+async def _discover(settings: WorkerSettings, engine: Engine, services: Sequence[str]) -> DiscoveredModel:
+    """Wait until the engine serves, then ask what it is; again if it goes away in between (R5.7 to R5.12).
+
+    Each phase has a fresh budget, because a slow first phase must not use up the second one's (FR-032).
+    """
+    transport = settings.transport
+    deadline = Deadline.after(transport.grpc_startup_deadline_secs)
+    while True:
+        try:
+            await wait_until_serving(engine, services, deadline, transport.grpc_retry_interval_secs)
+            return await discover(engine, deadline)
+        except SidecarError as error:
+            if error.kind not in TRANSIENT or deadline.expired():
+                raise
+            log.info("engine_went_away", reason=str(error), remaining_secs=round(deadline.remaining(), 3))
+        await trio.sleep(deadline.sooner_of(transport.grpc_retry_interval_secs))
+
+
+async def _serve(
+    settings: WorkerSettings, open_engine: OpenEngine, binding: Binding, stop: StopRequest, looked_at: DiscoveredModel
+) -> None:
+    """Let Dynamo drive until it ends.
+
+    Raises:
+        SidecarError: It ended though nobody had asked.
+    """
+    config = worker_config(binding, settings, looked_at)
+    mode = settings.disaggregation_mode
+    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks, coalesce=settings.coalesce, role=mode.value)
+
+    async def start_up(engine: Engine) -> Started:
+        model = await _discover(settings, engine, (CONTROL, INFERENCE))
+        looked_at.check_same_engine(model)
+        facts = model_facts(model, mode)
+
+        def convert(request: Mapping[str, object], request_id: str) -> Converted:
+            return convert_request(request, request_id=request_id, model=facts)
+
+        return Started(config=engine_config(binding, settings, model), convert=convert)
+
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        life = WorkerLife(
+            nursery=nursery,
+            stop=stop,
+            sessions=sessions,
+            open_engine=lambda: open_engine(bootstrap=False),
+            start_up=start_up,
+            drain_secs=settings.drain_secs,
+        )
+        try:
+            await run_aio(binding.aio_run, EngineObject(binding, life, sessions), config, current_loop())
+        except Exception as error:  # noqa: BLE001 - explained below
+            failure = error
+        nursery.cancel_scope.cancel()
+    if stop.requested:
+        await trio.sleep(LINGER_SECS)
+        return
+    if life.failure is not None:
+        raise life.failure
+    reason = str(failure or "it ended without being asked to")
+    raise RuntimeFailed(reason) from failure

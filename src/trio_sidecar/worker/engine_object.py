@@ -1,0 +1,156 @@
+"""The object that Dynamo's runtime drives: its methods are called from Rust, as asyncio tasks on the host's loop.
+
+The runtime fixes which methods exist and which of them are coroutines. It calls ``start`` once, then ``generate`` for
+each request, ``abort`` when a client goes away, and ``cleanup`` when the worker has been withdrawn. It does not close
+the generator of a request that was cancelled, but leaves it where it waits: so a request is released by ``abort``, not
+by the generator's end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from trio_sidecar.worker.errors import to_dynamo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from trio_sidecar.requests.session import Session
+    from trio_sidecar.requests.sessions import Sessions
+    from trio_sidecar.worker.binding import Binding, RequestContext
+
+__all__ = ["EngineLife", "EngineObject"]
+
+log = structlog.get_logger("trio_sidecar.worker")
+
+
+class EngineLife(Protocol):
+    """The engine ring as Dynamo steers it; see :class:`trio_sidecar.worker.life.WorkerLife`."""
+
+    async def aio_start(self) -> Any:
+        """Open the engine; returns Dynamo's ``EngineConfig``."""
+        ...
+
+    async def aio_stop(self) -> None:
+        """Drain the requests and close the engine."""
+        ...
+
+
+class EngineObject:
+    """A worker's engine in Dynamo's terms.
+
+    Args:
+        binding: Dynamo's classes.
+        life: Opens and closes the engine.
+        sessions: The requests.
+        drains_blindly: The role is one whose engine may still be read from after its requests have ended, as a prefill
+            engine is by its decode peers; then nobody here knows whether it is quiescent (R11.14).
+    """
+
+    def __init__(self, binding: Binding, life: EngineLife, sessions: Sessions, *, drains_blindly: bool = False) -> None:
+        self._binding = binding
+        self._life = life
+        self._sessions = sessions
+        self._drains_blindly = drains_blindly
+        # Clients may choose request ids, so two requests at once can share one.
+        self._running: dict[str, list[tuple[RequestContext, Session]]] = {}
+
+    # -- Life -------------------------------------------------------------------------------------------------------
+
+    async def start(self, worker_id: int) -> Any:
+        """Open the engine.
+
+        Returns:
+            Dynamo's ``EngineConfig``: what this worker registers as.
+        """
+        log.debug("engine_start_called", worker_id=worker_id)
+        try:
+            return await self._life.aio_start()
+        except Exception as error:
+            raise to_dynamo(self._binding, error) from error
+
+    async def cleanup(self) -> None:
+        """Let the accepted requests end within their budget, then close the engine; idempotent (R11.1)."""
+        await self._life.aio_stop()
+
+    def is_quiescent(self) -> bool:
+        """Whether the engine is known to have nothing left to do for anybody."""
+        return not self._drains_blindly and self._sessions.statistics().open == 0
+
+    # -- Requests ---------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, request: Mapping[str, object], context: RequestContext
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Answer one request: chunks up to exactly one terminal chunk, or one exception that Dynamo understands."""
+        request_id = context.id()
+        try:
+            session = self._sessions.open(request, request_id)
+        except Exception as error:
+            raise to_dynamo(self._binding, error, request_id=request_id) from error
+        entry = (context, session)
+        self._running.setdefault(request_id, []).append(entry)
+        try:
+            if context.is_stopped():
+                session.cancel()
+            while (chunk := await session.aio_next()) is not None:
+                yield chunk
+        except Exception as error:
+            raise to_dynamo(self._binding, error, request_id=request_id) from error
+        finally:
+            session.close()
+            self._forget(request_id, entry)
+
+    async def abort(self, context: RequestContext) -> None:
+        """The client of a request went away, or cancelled it."""
+        request_id = context.id()
+        entries = self._running.get(request_id, [])
+        for entry in entries[:]:
+            own_context, session = entry
+            if len(entries) == 1 or own_context.is_stopped():
+                session.cancel()
+                self._forget(request_id, entry)
+
+    def _forget(self, request_id: str, entry: tuple[RequestContext, Session]) -> None:
+        entries = self._running.get(request_id, [])
+        if entry in entries:
+            entries.remove(entry)
+        if not entries:
+            self._running.pop(request_id, None)
+
+    # -- What this worker does not offer ----------------------------------------------------------------------------
+
+    async def register_prometheus(self, metrics: object) -> None:
+        """Metrics of the engine's own: none."""
+
+    async def kv_event_sources(self) -> list[object]:
+        """Sources of KV events: none."""
+        return []
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        """Ranks that publish load snapshots: none."""
+        return []
+
+    def attach_snapshot_publisher(self, publisher: object) -> None:
+        """Where load snapshots go: nowhere."""
+
+    async def on_endpoint_ready(self, endpoint: object) -> None:
+        """The endpoint exists: nothing to do."""
+
+    def supported_controls(self) -> list[str]:
+        """Control routes: none."""
+        return []
+
+    def supported_updates(self) -> list[str]:
+        """Update routes: none."""
+        return []
+
+    async def health_check_payload(self) -> Mapping[str, object] | None:
+        """Request that Dynamo sends to see whether we answer: none, so it sends none."""
+        return None
+
+    def logits_processor_spec(self) -> object:
+        """Logits processors: none; they would need the engine in this process."""
+        return None

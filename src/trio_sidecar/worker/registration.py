@@ -1,0 +1,131 @@
+"""What a worker registers as, in Dynamo's classes (spec 2.1, 6.2); no I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.convert.modes import RULES
+from trio_sidecar.convert.request import ModelFacts
+from trio_sidecar.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from trio_sidecar.config import WorkerSettings
+    from trio_sidecar.discovery import DiscoveredModel
+    from trio_sidecar.worker.binding import Binding
+
+MODE_FLAG = "--disaggregation-mode"
+
+__all__ = ["check_settings", "check_suitable", "engine_config", "model_facts", "worker_config"]
+
+_COMPONENTS = {
+    DisaggregationMode.PREFILL: "prefill",
+    DisaggregationMode.DECODE: "backend",
+    DisaggregationMode.ENCODE: "encode",
+}
+"""Roles with a component of their own; the others have the configured one (spec 2.1)."""
+
+
+def check_settings(settings: WorkerSettings) -> None:
+    """Refuse what no engine could make right, before anything is connected.
+
+    Raises:
+        InvalidConfig: Names the setting.
+    """
+    if not RULES[settings.disaggregation_mode].supported:
+        reason = f"{settings.disaggregation_mode.value} is not supported by this release; allowed is agg"
+        raise InvalidConfig(MODE_FLAG, reason)
+
+
+def check_suitable(settings: WorkerSettings, model: DiscoveredModel) -> None:
+    """Refuse settings that do not go with the engine (R2.14 to R2.20).
+
+    Raises:
+        InvalidConfig: Names the setting, and what would help.
+    """
+    parsers = {
+        "--dyn-tool-call-parser": settings.dyn_tool_call_parser,
+        "--dyn-reasoning-parser": settings.dyn_reasoning_parser,
+    }
+    for flag, parser in parsers.items():
+        if parser is not None and model.reasoning_parser.strip():
+            reason = (
+                f"{parser!r} cannot be used while the engine parses reasoning itself, with {model.reasoning_parser!r}; "
+                "start the engine with --reasoning-parser none"
+            )
+            raise InvalidConfig(flag, reason)
+    if settings.disaggregation_mode is DisaggregationMode.ENCODE and not model.supports_multimodal:
+        reason = f"encode requires a multimodal engine; {model.served_model_name!r} is not one"
+        raise InvalidConfig(MODE_FLAG, reason)
+
+
+def worker_config(binding: Binding, settings: WorkerSettings, model: DiscoveredModel) -> Any:
+    """Where and how to register: Dynamo's ``WorkerConfig``.
+
+    Raises:
+        InvalidConfig: The settings do not go with the engine.
+    """
+    check_suitable(settings, model)
+    mode = settings.disaggregation_mode
+    return binding.worker_config(
+        namespace=settings.namespace,
+        component=_COMPONENTS.get(mode, settings.component),
+        endpoint=settings.endpoint,
+        model_name=model.model_id,
+        served_model_name=model.served_model_name,
+        endpoint_types=",".join(settings.endpoint_types),
+        custom_jinja_template=settings.custom_jinja_template,
+        tool_call_parser=settings.dyn_tool_call_parser,
+        reasoning_parser=settings.dyn_reasoning_parser,
+        exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
+        enable_kv_routing=_routes_by_kv(mode),
+        runtime=binding.runtime_config(
+            settings.discovery_backend,
+            settings.request_plane,
+            settings.event_plane,
+            response_plane=settings.response_plane,
+        ),
+        disaggregation_mode=binding.modes[mode],
+        route_to_encoder=settings.route_to_encoder,
+    )
+
+
+def engine_config(binding: Binding, settings: WorkerSettings, model: DiscoveredModel) -> Any:
+    """What the engine is: Dynamo's ``EngineConfig``.
+
+    Raises:
+        IncompatibleEngine: The engine's KV facts make no sense (R6.8).
+    """
+    facts = model.registration(kv_routing=_routes_by_kv(settings.disaggregation_mode))
+    return binding.engine_config(
+        model=facts.model,
+        served_model_name=facts.served_model_name,
+        model_aliases=list(facts.aliases),
+        runtime_data=dict(facts.runtime_data),
+        llm=binding.llm_registration(
+            context_length=facts.context_length,
+            kv_cache_block_size=facts.kv_cache_block_size,
+            total_kv_blocks=facts.total_kv_blocks,
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            data_parallel_size=facts.data_parallel_size,
+            data_parallel_start_rank=facts.data_parallel_start_rank,
+            max_gpu_lora_count=facts.max_gpu_lora_count,
+        ),
+    )
+
+
+def model_facts(model: DiscoveredModel, mode: DisaggregationMode) -> ModelFacts:
+    """What converting requests needs to know."""
+    return ModelFacts(
+        served_model_name=model.served_model_name,
+        base_names=model.base_names,
+        reasoning_parser=model.reasoning_parser,
+        supports_lora=model.supports_lora,
+        supports_multimodal=model.supports_multimodal,
+        mode=mode,
+    )
+
+
+def _routes_by_kv(mode: DisaggregationMode) -> bool:
+    return mode is not DisaggregationMode.ENCODE
