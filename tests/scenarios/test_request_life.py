@@ -595,6 +595,78 @@ async def test_dying_ring(aio_loop: object, autojump_clock: object) -> None:
     assert 0 == engine.open_streams
 
 
+async def test_ring_cancelled_under_an_open_block(aio_loop: object, autojump_clock: object) -> None:
+    """If the ring is cancelled while its block still runs, requests end with an EngineShutdown error."""
+    engine = FakeEngine(Script(stream=(Send(tokens(1)), Wait(100))))
+    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            async with sessions.serving(engine, convert):
+                taker = Taker(sessions.open(REQUEST, "r"))
+                nursery.start_soon(taker.run)
+                with trio.move_on_after(5, shield=True):
+                    await trio.sleep_forever()
+    assert ([1], []) == (taker.ids, taker.terminals)
+    assert isinstance(taker.error, EngineShutdown)
+    assert 0 == engine.open_streams
+
+
+# -- A cancel that has to wait --------------------------------------------------------------------------------------
+
+
+class AfterFirstToken:
+    """A policy as decode workers need it: the engine must have answered once."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def ready(self) -> bool:
+        return self.seen
+
+    def observe(self, response: GenerateResponse) -> None:
+        self.seen = self.seen or response.outputs is not None
+
+
+async def test_policy_holds_a_cancel_back(aio_loop: object, autojump_clock: object) -> None:
+    """A cancel waits until the policy lets it act; then the answer that allowed it is not delivered."""
+    async with world(Script(opening=(Wait(1),), stream=(Wait(1), Send(tokens(1)), Wait(100)))) as w:
+        session = w.sessions.open(REQUEST, "r", policy=AfterFirstToken())
+        taker = w.take(session)
+        session.cancel()
+        await trio.sleep(1.5)
+        assert [] == taker.chunks
+        assert w.engine.requests[0].opened
+        await trio.sleep(1)
+        assert ([], ["cancelled"], (3, 0, 3)) == (taker.ids, taker.terminals, taker.usage)
+        assert w.engine.requests[0].released
+
+
+@pytest.mark.rule("R10.10")
+async def test_error_while_a_cancel_is_held_back(aio_loop: object, autojump_clock: object) -> None:
+    """An engine that fails while a cancel waits gives the cancelled terminal, and a warning instead of an error."""
+    with structlog.testing.capture_logs() as logs:
+        async with world(Script(opening=(Wait(1), Fail(RpcError(StatusCode.UNAVAILABLE, "gone"))))) as w:
+            session = w.sessions.open(REQUEST, "r", policy=AfterFirstToken())
+            taker = w.take(session)
+            session.cancel()
+            await trio.sleep(2)
+            assert (["cancelled"], None) == (taker.terminals, taker.error)
+    assert ["engine_failed_after_cancel"] == [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+
+
+@pytest.mark.rule("R10.12")
+async def test_stop_does_not_ask_the_policy(aio_loop: object, autojump_clock: object) -> None:
+    """Stopping the worker interrupts a request whose policy still holds cancels back."""
+    async with world(Script(opening=(Wait(100),))) as w:
+        session = w.sessions.open(REQUEST, "r", policy=AfterFirstToken())
+        taker = w.take(session)
+        await trio.sleep(1)
+        w.sessions.cancel_all()
+        await trio.sleep(0.1)
+        assert ["cancelled"] == taker.terminals
+        assert w.engine.requests[0].released
+
+
 # -- Leaks ----------------------------------------------------------------------------------------------------------
 
 

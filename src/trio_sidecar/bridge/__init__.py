@@ -14,6 +14,7 @@ from trio_sidecar.bridge.aio import (
 )
 from trio_sidecar.bridge.call import AioTaskCancelled, aio_run_trio, run_aio
 from trio_sidecar.bridge.host import Host, open_aio_loop, run
+from trio_sidecar.bridge.loop import count_aio_tasks
 from trio_sidecar.bridge.signals import SignalReceiver, open_signals
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "aio_shielded",
     "aio_sleep",
     "aio_timeout",
+    "count_aio_tasks",
     "open_aio_loop",
     "open_signals",
     "run",

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-__all__ = ["AIO_END_SECONDS", "LOOP", "aio_end_tasks", "current_loop", "log_stray_error"]
+__all__ = ["AIO_END_SECONDS", "LOOP", "aio_end_tasks", "count_aio_tasks", "current_loop", "log_stray_error"]
 
 AIO_END_SECONDS = 5.0
 """How long the asyncio tasks that are left at the end may take to clean up, in seconds."""
@@ -40,6 +40,11 @@ def log_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
     """
     error = context.get("exception")
     log.error("aio_stray_error", reason=context.get("message", "no message"), exc_info=error)
+
+
+def count_aio_tasks() -> int:
+    """How many asyncio tasks the loop beside the running Trio has."""
+    return len(asyncio.all_tasks(current_loop()))
 
 
 async def aio_end_tasks(seconds: float) -> None:

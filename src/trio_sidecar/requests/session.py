@@ -216,9 +216,10 @@ class Session:
         self._fail(EngineShutdown(reason), EndReason.SHUTDOWN)
         self._scope.cancel()
 
-    def refuse_as_cancelled(self) -> None:
-        """End a request that never began with a cancelled terminal (R11.4)."""
-        self._cancel_now()
+    def stop(self) -> None:
+        """End the request with a cancelled terminal, whatever the policy: the worker stops (R10.12, R11.3, R11.4)."""
+        if not self._buffer.exhausted:
+            self._cancel_now()
 
     async def life(self, engine: Engine) -> None:
         """Run the request to its end, which the consumer has then reached (Trio-flavoured).

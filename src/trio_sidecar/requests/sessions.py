@@ -131,7 +131,7 @@ class Sessions:
         buffer = OutputBuffer(self.limit, merge=self.merge if self.coalesce else None)
         session = Session(request_id, converted, self.responder(converted.response), buffer, policy)
         if self._closed:
-            session.refuse_as_cancelled()
+            session.stop()
             return session
         self._open.add(session)
         self._peak = max(self._peak, len(self._open))
@@ -150,9 +150,9 @@ class Sessions:
                 self._idle.set()
 
     def cancel_all(self) -> None:
-        """Cancel every open request: each gets a cancelled terminal with the tokens so far (R11.3)."""
+        """Stop every open request: each gets a cancelled terminal with the tokens so far (R11.3)."""
         for session in tuple(self._open):
-            session.cancel()
+            session.stop()
 
     async def drain(self, deadline: Deadline) -> int:
         """Wait until no request is open; end those that outlive the deadline with an EngineShutdown error.

@@ -76,8 +76,13 @@ async def test_waiting_consumer_is_woken(aio_loop: object, autojump_clock: objec
 
 @pytest.mark.parametrize(
     ("limit", "accepted"),
-    [(BufferLimit(max_tokens=4), 2), (BufferLimit(max_tokens=5), 2), (BufferLimit(max_tokens=6), 3)]
-    + [(BufferLimit(max_chunks=3), 3), (BufferLimit(max_tokens=1), 1)],
+    [
+        (BufferLimit(max_tokens=4), 2),
+        (BufferLimit(max_tokens=5), 2),
+        (BufferLimit(max_tokens=6), 3),
+        (BufferLimit(max_chunks=3), 3),
+        (BufferLimit(max_tokens=1), 1),
+    ],
 )
 async def test_bounds(aio_loop: object, limit: BufferLimit, accepted: int) -> None:
     """The buffer refuses a chunk that would exceed a bound, but an empty one takes any chunk."""
