@@ -23,6 +23,7 @@ from trio_sidecar.config.fields import (
     whole_number,
 )
 from trio_sidecar.config.worker import DisaggregationMode, parse_mode
+from trio_sidecar.endpoint import MAX_PORT
 from trio_sidecar.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class MockSettings:
         speedup_ratio: Divides both times.
         max_num_seqs: Requests that run at once; further ones wait, up to ``max_concurrent_requests``.
         num_gpu_blocks: Size of the simulated KV cache, in blocks of ``block_size`` tokens.
+        zmq_kv_events_port: Where KV events would be published; None publishes none.
+        zmq_replay_port: Where they could be asked for again; None keeps none.
     """
 
     model: str = setting(
@@ -165,10 +168,16 @@ class MockSettings:
         ),
         default=True,
     )
+    zmq_kv_events_port: int | None = attrs.field(default=None)
+    zmq_replay_port: int | None = attrs.field(default=None)
 
 
 def _whole(least: int) -> Callable[[object, str], object]:
     return lambda value, source: check_range(value, source, least, MAX_COUNT)  # type: ignore[arg-type]
+
+
+def _port(value: object, source: str) -> object:
+    return check_range(value, source, 1, MAX_PORT)  # type: ignore[arg-type]
 
 
 def _ratio(value: object, source: str) -> object:
@@ -192,6 +201,8 @@ _ENGINE_ARGS: dict[str, Callable[[object, str], object]] = {
     "max_num_seqs": _whole(1),
     "num_gpu_blocks": _whole(1),
     "speedup_ratio": _ratio,
+    "zmq_kv_events_port": _port,
+    "zmq_replay_port": _port,
 }
 
 

@@ -93,6 +93,7 @@ class ServerSettings:
 
     Attributes:
         listen: Port 0 lets the system choose.
+        max_message_bytes: Of a request; as in vLLM's own server, answers have no limit.
         withdraw_grace_secs: At shutdown, how long calls are still taken after health says NOT_SERVING.
         drain_secs: After that, how long accepted calls may take to end before they are answered with UNAVAILABLE.
     """
@@ -113,9 +114,9 @@ class ServerSettings:
             env="TRIO_SIDECAR_MAX_MESSAGE_BYTES",
             parse=whole_number(1, 2**31 - 1),
             metavar="BYTES",
-            help="Largest gRPC message that is sent or accepted.",
+            help="Largest gRPC message that is accepted.",
         ),
-        default=64 << 20,
+        default=32 << 20,
     )
     withdraw_grace_secs: float = setting(
         Option(

@@ -96,6 +96,8 @@ async def open_mock(settings: MockSettings) -> AsyncIterator[MockEngine]:
         mode=settings.disaggregation_mode.value,
         reply=settings.reply.value,
     )
+    if settings.zmq_kv_events_port is not None:
+        log.warning("kv_events_not_published", reason="the mock engine has no publisher yet, so it lists no source")
     try:
         yield engine
     finally:
