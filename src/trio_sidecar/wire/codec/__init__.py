@@ -16,12 +16,12 @@ How it is put together, from the bottom up:
 - ``decoder``, ``encoder``   the source of the functions; print ``generated_source(SomeMessage)`` to see it
 - this module  compiles, and keeps the functions
 
-What is written is what google protobuf writes with ``deterministic=True``: fields by number, packed where proto3
-packs, map entries by key, unknown fields last. Fields with implicit presence are left out if they hold the default,
-and -0.0 does not. What is read is what upb reads: packed or not, the last value wins, a sub-message that occurs twice
-is merged, a oneof keeps its last member. A field that the contract does not know, and a known number with another
-wire type than its own, is kept and written again. Everything else is refused, with an error that names message and
-field; on the way out also every value that the field's type cannot carry.
+What is written is what google protobuf writes: fields by number, packed where proto3 packs, unknown fields last; map
+entries in ascending order of their keys, where google promises no order. Fields with implicit presence are left out
+if they hold the default, and -0.0 does not. What is read is what upb reads: packed or not, the last value wins, a
+sub-message that occurs twice is merged, a oneof keeps its last member. A field that the contract does not know, and a
+known number with another wire type than its own, is kept and written again. Everything else is refused, with an error
+that names message and field; on the way out also every value that the field's type cannot carry.
 
 Functions are compiled when a class is first used (some 20 ms for a whole request), together with those of all classes
 it can hold; :func:`prepare` does it ahead of time. They are published only when all of them are complete, so any
