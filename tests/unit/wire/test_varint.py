@@ -89,14 +89,18 @@ def test_lists_are_checked_before_they_are_written(size: int, value: int, error:
         pack_uint32([5] * size + [value])
 
 
-def best_of(times: int, call: Callable[[], object]) -> float:
-    """The least CPU time of several calls: what the work costs when nobody disturbs it."""
-    durations = []
-    for _ in range(times):
+def least_cpu_time(call: Callable[[], object], enough: float) -> float:
+    """The least CPU time of many calls: what the work costs when nobody disturbs it.
+
+    Other work on the same cores makes CPU time longer too, so this tries for seconds, but ends once the time is enough.
+    """
+    least = float("inf")
+    end = time.monotonic() + 4
+    while least >= enough and time.monotonic() < end:
         start = time.process_time()
         call()
-        durations.append(time.process_time() - start)
-    return min(durations)
+        least = min(least, time.process_time() - start)
+    return least
 
 
 @pytest.mark.parametrize("kind", ["vocabulary", "zeros", "counting"])
@@ -110,8 +114,8 @@ def test_a_prompt_of_a_hundred_thousand_ids_is_fast(kind: str) -> None:
     request = wire.GenerateRequest(token_ids=wire.TokenIds(ids=ids))
     data = encode(request)
     assert request == decode(wire.GenerateRequest, data)
-    assert best_of(15, lambda: encode(request)) < CEILING_SECONDS
-    assert best_of(15, lambda: decode(wire.GenerateRequest, data)) < CEILING_SECONDS
+    assert least_cpu_time(lambda: encode(request), CEILING_SECONDS) < CEILING_SECONDS
+    assert least_cpu_time(lambda: decode(wire.GenerateRequest, data), CEILING_SECONDS) < CEILING_SECONDS
 
 
 def test_a_message_of_one_token_is_fast() -> None:
@@ -128,5 +132,5 @@ def test_a_message_of_one_token_is_fast() -> None:
         for _ in range(1000):
             encode(response)
 
-    assert best_of(7, decode_many) < 1000 * 14e-6
-    assert best_of(7, encode_many) < 1000 * 10e-6
+    assert least_cpu_time(decode_many, 1000 * 14e-6) < 1000 * 14e-6
+    assert least_cpu_time(encode_many, 1000 * 10e-6) < 1000 * 10e-6

@@ -195,11 +195,12 @@ def unpack_uint32(data: bytes) -> list[int]:
     for index, plane in enumerate(planes):
         lanes[index::4] = plane
     groups = int.from_bytes(lanes, "little")
+    low_group = _every_lane(0x7F, count)
     packed = (
-        groups & _every_lane(0x7F, count)
-        | groups >> 1 & _every_lane(0x3F80, count)
-        | groups >> 2 & _every_lane(0x1FC000, count)
-        | groups >> 3 & _every_lane(0xFE00000, count)
+        groups & low_group
+        | groups >> 1 & low_group << 7
+        | groups >> 2 & low_group << 14
+        | groups >> 3 & low_group << 21
     )
     return _values(packed, count)
 
