@@ -122,11 +122,11 @@ def rich_request(**top: Any) -> dict[str, Any]:
 
 
 def tokens(
-    *ids: int, text: str = "", logprobs: bool = False, finish: FinishInfo | None = None, **changes: Any
+    *ids: int, text: str = "", scored: bool = False, finish: FinishInfo | None = None, **changes: Any
 ) -> GenerateResponse:
-    """One token message."""
+    """One token message; ``scored`` gives every token the logprobs of the fixtures, ``changes`` set any other field."""
     output = SequenceOutput(text=text, num_tokens=len(ids), token_ids=list(ids), finish_info=finish)
-    if logprobs:
+    if scored:
         output.logprobs = [-0.25] * len(ids)
         output.ranks = [1] * len(ids)
         output.candidate_tokens = [candidates((43, -0.5, 2)) for _ in ids]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from support.conversion import convert, dig, refused, wire
 from support.samples import PROMPT, minimal_request, model_facts, rich_request
 from trio_sidecar.config import DisaggregationMode
-from trio_sidecar.convert.request import ConvertedRequest, ModelFacts, convert_request
+from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.struct import json_from_struct
-from trio_sidecar.errors import ErrorKind, InvalidRequest
+from trio_sidecar.errors import InvalidRequest
 from trio_sidecar.wire import (
     CandidateTokens,
     DecodingParameters,
@@ -23,22 +24,6 @@ from trio_sidecar.wire import (
 )
 
 MAX_INT32, MAX_UINT32 = 2**31 - 1, 2**32 - 1
-
-
-def convert(request: dict[str, Any], model: ModelFacts | None = None) -> ConvertedRequest:
-    return convert_request(request, request_id="request-0", model=model or model_facts())
-
-
-def wire(request: dict[str, Any], model: ModelFacts | None = None) -> GenerateRequest:
-    return convert(request, model).wire
-
-
-def refused(request: dict[str, Any], model: ModelFacts | None = None) -> str:
-    """The message that the request is refused with."""
-    with pytest.raises(InvalidRequest) as caught:
-        convert(request, model)
-    assert ErrorKind.INVALID_ARGUMENT is caught.value.kind
-    return str(caught.value)
 
 
 @pytest.mark.rule("R7.2")
@@ -138,12 +123,6 @@ PRESENCE: list[tuple[str, str, str, Any, Any, list[tuple[Any, Any]]]] = [
     ("output", "prompt_logprobs", "response.prompt_logprobs", False, True, []),
     ("output", "skip_special_tokens", "response.skip_special_tokens", None, False, [(True, True)]),
 ]
-
-
-def dig(message: object, path: str) -> object:
-    for name in path.split("."):
-        message = getattr(message, name)
-    return message
 
 
 @pytest.mark.rule("7.2", "R7.1", "FR-068", "E10")
