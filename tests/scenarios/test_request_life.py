@@ -272,6 +272,24 @@ async def test_cancel_after_the_terminal(aio_loop: object, autojump_clock: objec
         assert {"finished": 1} == w.sessions.statistics().ended
 
 
+async def test_cancel_in_the_step_that_takes_the_terminal(aio_loop: object, autojump_clock: object) -> None:
+    """A cancel right after the terminal was taken, before anything else ran, changes nothing, in the books either."""
+    async with world(Script(stream=(Send(finish(1)),))) as w:
+
+        async def aio_face() -> Chunk | None:
+            session = w.open()
+            chunk = await session.aio_next()
+            session.cancel()
+            session.close()
+            assert chunk is not None
+            assert "length" == chunk["finish_reason"]
+            return await session.aio_next()
+
+        assert None is await run_aio(aio_face)
+        await trio.sleep(1)
+        assert {"finished": 1} == w.sessions.statistics().ended
+
+
 async def test_cancel_from_asyncio(aio_loop: object, autojump_clock: object) -> None:
     """Sessions are opened, cancelled and closed from asyncio code just as well."""
     async with world(Script(stream=(Send(tokens(1)), Wait(100)))) as w:
@@ -551,6 +569,7 @@ async def test_drain(aio_loop: object, autojump_clock: object) -> None:
         assert [["length"], ["length"], []] == [taker.terminals for taker in takers]
         assert [1] == takers[2].ids
         assert isinstance(takers[2].error, EngineShutdown)
+        assert "draining" in str(takers[2].error)
         assert 0 == w.engine.open_streams
         assert {"finished": 2, "shutdown": 1} == w.sessions.statistics().ended
 
