@@ -1,0 +1,125 @@
+"""Every check of the project, one session each; plain ``nox`` runs them all, in the order below.
+
+Each session has an environment of its own under ``.nox/`` and keeps it between runs. Nothing outside the project's
+directory is touched, and pip obeys the configuration it finds. Arguments after ``--`` go to pytest, or to the session.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "tests", "protos", "e2e", "conformance"]
+
+ROOT = Path(__file__).parent
+CACHE = ROOT / ".cache"
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+PYTHONS = nox.project.python_versions(PROJECT)
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON = None if RUNNING in PYTHONS else PYTHONS[-1]
+"""None is the interpreter that runs nox, if the project supports it; ``nox -P 3.12`` takes another."""
+
+GENERATED = Path("src/trio_sidecar/wire/_generated")
+VLLM = "vllm==0.32.0"
+VLLM_RS_MEMBER = "vllm/vllm-rs"
+VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
+CODE = ["src", "tests", "tools", "noxfile.py"]
+
+
+def group(*names: str) -> list[str]:
+    """The requirements of some dependency groups."""
+    return list(nox.project.dependency_groups(PROJECT, *names))
+
+
+def install_wheel(session: nox.Session, *requirements: str, extra: str = "") -> None:
+    """Build the package and install the wheel, so that the tests meet what users get and not the source tree."""
+    target = Path(session.create_tmp()) / "wheel"
+    for old in target.glob("*.whl"):
+        old.unlink()
+    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={target}", ".")
+    wheel = next(target.glob("*.whl"))
+    session.install(f"{wheel}[{extra}]" if extra else str(wheel), *requirements)
+    session.install("--no-deps", "--force-reinstall", str(wheel))  # the version may be the same, the content not
+
+
+def python_files() -> list[str]:
+    """The project's own Python files: flake8-async takes files only."""
+    found = [
+        path
+        for name in CODE
+        for path in ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*.py")))
+        if not path.is_relative_to(ROOT / GENERATED)
+    ]
+    return [str(path.relative_to(ROOT)) for path in found]
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Check the format and the rules; flake8-async is a step of its own, since it sees what ruff does not."""
+    session.install(*group("lint"))
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("flake8-async", *python_files(), silent=True)
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Check the types, strictly, tests included."""
+    install_wheel(session, *group("test", "peers", "types"), extra="dynamo")
+    session.run("mypy")
+
+
+@nox.session(python=PYTHON)
+def tests(session: nox.Session) -> None:
+    """Run the tests that need no network and no Dynamo, in random order, with warnings as errors."""
+    install_wheel(session, *group("test"))
+    where = session.posargs or ["tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py"]
+    session.run("pytest", *where)
+
+
+@nox.session(python=PYTHON)
+def protos(session: nox.Session) -> None:
+    """Generate the messages from protos/ and compare; ``nox -s protos -- --write`` replaces them instead."""
+    session.install(*group("protos"))
+    session.run("python", "tools/generate_wire.py", str(GENERATED), *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def e2e(session: nox.Session) -> None:
+    """Run the tests that drive a real Dynamo runtime."""
+    install_wheel(session, *group("test"), extra="dynamo")
+    session.run("pytest", *(session.posargs or ["tests/e2e"]))
+
+
+@nox.session(python=PYTHON)
+def conformance(session: nox.Session) -> None:
+    """Run the tests that drive the real peers: vLLM's gRPC server and the Rust sidecar."""
+    install_wheel(session, *group("test", "peers"), extra="dynamo")
+    binary = os.environ.get(VLLM_RS_VARIABLE) or str(fetch_vllm_rs(session))
+    session.run("pytest", *(session.posargs or ["tests/conformance"]), env={VLLM_RS_VARIABLE: binary})
+
+
+def fetch_vllm_rs(session: nox.Session) -> Path:
+    """Get vLLM's gRPC server out of its wheel, once; it needs neither the rest of the wheel nor a GPU."""
+    target = CACHE / VLLM / "vllm-rs"
+    if target.exists():
+        return target
+    download = Path(session.create_tmp()) / "vllm"
+    pip = ["python", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    session.run(*pip, f"--dest={download}", VLLM)
+    wheel = next(download.glob("vllm-*.whl"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".part")
+    with zipfile.ZipFile(wheel) as archive:
+        unfinished.write_bytes(archive.read(VLLM_RS_MEMBER))
+    unfinished.chmod(0o755)
+    unfinished.rename(target)
+    wheel.unlink()
+    return target
