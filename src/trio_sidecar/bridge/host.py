@@ -182,8 +182,10 @@ def _known_to_trio_asyncio(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def _run_trio(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[Any, ...], clock: Any) -> Any:
+    interrupt: Interrupt = args[-1]
+
     async def outermost() -> outcome.Outcome[T]:
-        async with open_aio_loop():
+        async with open_aio_loop(on_exit=interrupt.scope.cancel):
             return await main(*args)
 
     try:
@@ -193,25 +195,43 @@ def _run_trio(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[An
 
 
 def _only_member(error: BaseException) -> BaseException:
-    """What a group holds, if it holds one thing; trio-asyncio's nurseries add two layers."""
+    """What a group holds, if it holds one thing; the nurseries around the loop add several layers."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 @asynccontextmanager
-async def open_aio_loop() -> AsyncIterator[asyncio.AbstractEventLoop]:
+async def open_aio_loop(*, on_exit: Callable[[], object] | None = None) -> AsyncIterator[asyncio.AbstractEventLoop]:
     """Open an asyncio loop on the running Trio, whose clock it follows (Trio-flavoured).
 
     On the way out, asyncio tasks that are left are cancelled and get five seconds.
+
+    Args:
+        on_exit: Called when asyncio code raises SystemExit into the loop. It is raised at the end of the block.
     """
     import trio_asyncio  # noqa: PLC0415 - see the module's docstring
 
-    async with trio_asyncio.open_loop() as loop:
-        loop.set_exception_handler(log_stray_error)
-        token = LOOP.set(loop)
-        try:
-            yield loop
-        finally:
-            await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
-            LOOP.reset(token)
+    leaving = False
+
+    async def keep_running() -> None:
+        # A SystemExit in a callback ends trio-asyncio's loop at once, and whoever waits for asyncio would wait for
+        # ever, cleanup included. uvloop can be run again after one, so let this loop run on as well.
+        await loop.wait_stopped()
+        if not leaving:
+            if on_exit is not None:
+                on_exit()
+            await loop._main_loop()  # noqa: SLF001 - there is no public way, and only tests come here
+
+    async with trio.open_nursery() as nursery:
+        async with trio_asyncio.open_loop() as loop:
+            nursery.start_soon(keep_running)
+            loop.set_exception_handler(log_stray_error)
+            token = LOOP.set(loop)
+            try:
+                yield loop
+            finally:
+                await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
+                LOOP.reset(token)
+                leaving = True
+        nursery.cancel_scope.cancel()

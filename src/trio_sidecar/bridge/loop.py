@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import structlog
@@ -38,6 +39,8 @@ def log_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 
     trio-asyncio's own handler would end the loop, and with it every request, because of one forgotten future.
     """
+    if sys.is_finalizing():
+        return  # found by the last garbage collection, when logging no longer works
     error = context.get("exception")
     log.error("aio_stray_error", reason=context.get("message", "no message"), exc_info=error)
 

@@ -78,23 +78,34 @@ def test_exit_code(host: Host, statement: str, code: int) -> None:
     assert (code, [], "") == child.end()
 
 
-def test_system_exit_in_a_callback() -> None:
-    """On the production host a SystemExit of an asyncio callback cancels Trio, lets it clean up, and then counts."""
+@pytest.mark.parametrize("where", ["call_soon(sys.exit, 6)", "create_task(aio_exit())"])
+def test_system_exit_in_the_loop(host: Host, where: str) -> None:
+    """A SystemExit that asyncio code raises into the loop cancels Trio, lets it clean up, and then counts."""
     child = Child(
-        Host.UVLOOP,
-        """
-        async def main():
-            asyncio.get_running_loop().call_soon(sys.exit, 6)
+        host,
+        f"""
+        async def aio_exit():
+            await asyncio.sleep(0.01)
+            sys.exit(6)
+        async def aio_wait():
+            keep.append(asyncio.get_running_loop().{where})
             try:
-                await trio.sleep_forever()
+                await asyncio.sleep(1000)
+            finally:
+                await asyncio.sleep(0.01)
+                say("asyncio cleaned up")
+        keep = []
+        async def main():
+            try:
+                await run_aio(aio_wait)
             finally:
                 with trio.move_on_after(1, shield=True):
                     await trio.sleep(0.05)
-                    say("cleaned up")
+                    say("trio cleaned up")
         run(main, host=host)
         """,
     )
-    assert (6, ["cleaned up"], "") == child.end()
+    assert (6, ["asyncio cleaned up", "trio cleaned up"], "") == child.end()
 
 
 def test_sigint_cancels_and_raises(host: Host) -> None:
