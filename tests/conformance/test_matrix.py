@@ -257,9 +257,10 @@ async def test_raw_tokens_and_endings(pair: Stack) -> None:
     assert ["stop", None] == last(hidden, "finish_reason", "stop_reason")
     assert ["stop", reply.ids[2]] == last(user, "finish_reason", "stop_reason")
     assert ["stop", reply.text(3)[-4:]] == last(text, "finish_reason", "stop_reason")
-    assert [{"prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5}] == last(
-        length, "completion_usage"
-    )
+    (usage,) = last(length, "completion_usage")
+    details = usage.pop("prompt_tokens_details", None)
+    assert {"prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5} == usage
+    assert (0 if pair.worker_kind is WorkerKind.OURS else None) == (details or {}).get("cached_tokens")
     for answer in (length, eos, hidden, user, text):
         endings = [chunk["finish_reason"] for chunk in answer["chunks"] if chunk.get("finish_reason")]
         usages = [chunk["completion_usage"] for chunk in answer["chunks"] if chunk.get("completion_usage")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -95,6 +96,11 @@ async def serve_until_both_known(duo: Duo, client: OpenAi) -> None:
             seen.add((await serve_once(duo, client, 3)).worker)
 
 
+def running(duo: Duo, number: int) -> bool:
+    """Whether so many requests are running on both engines together."""
+    return sum(one.open_requests() for one in duo.backends) == number
+
+
 async def load(duo: Duo, client: OpenAi, done: list[Served]) -> None:
     """One client after another; runs until it is cancelled."""
     while True:
@@ -116,10 +122,11 @@ async def test_sigterm_under_load(duo: Duo) -> None:
     async with open_client(duo.frontend.url, duo.backends[0].model, duo.backends[0].prompt) as client:
         await serve_until_both_known(duo, client)
         async with trio.open_nursery() as nursery, trio.open_nursery() as patient:
+            for number in range(1, 5):  # with nothing else going on, the front end deals them out in turn
+                patient.start_soon(one_long, client)
+                await eventually(partial(running, duo, number), "the long request is running")
             for _ in range(CLIENTS):
                 nursery.start_soon(load, duo, client, short)
-            for _ in range(4):
-                patient.start_soon(one_long, client)
             await trio.sleep(1)
             leaving.send(signal.SIGTERM)
             told = trio.current_time()

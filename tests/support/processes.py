@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.02
 TAIL_CHARACTERS = 6000
-LIBC = ctypes.CDLL(None, use_errno=True)
+
+# The child is killed when the test process dies, however it dies: PR_SET_PDEATHSIG (1) survives exec. A launcher sets
+# it, because a preexec_fn would fork this process with all its threads, and gRPC's do not survive that.
+LAUNCHER = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class ChildFailed(AssertionError):
@@ -41,11 +43,6 @@ def free_port() -> int:
             return port
 
 
-def _die_with_parent() -> None:
-    """In the child, before exec: be killed when the test process dies, however it dies."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class Child:
     """One process in a process group of its own; both output streams go to one file."""
 
@@ -55,14 +52,13 @@ class Child:
         self.log_path = log_dir / f"{name}.log"
         with self.log_path.open("ab") as sink:
             self._process = subprocess.Popen(
-                [str(part) for part in argv],
+                [sys.executable, "-I", "-S", "-c", LAUNCHER, *(str(part) for part in argv)],
                 env=dict(env),
                 cwd=log_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - the child calls nothing that takes a lock
             )
         self.started_at = time.monotonic()
 
