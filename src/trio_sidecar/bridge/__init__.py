@@ -12,7 +12,7 @@ from trio_sidecar.bridge.aio import (
     aio_sleep,
     aio_timeout,
 )
-from trio_sidecar.bridge.call import AioTaskCancelled, aio_run_trio, run_aio
+from trio_sidecar.bridge.call import AioTaskCancelled, aio_run_trio, run_aio, run_aio_limited
 from trio_sidecar.bridge.host import Host, open_aio_loop, run
 from trio_sidecar.bridge.loop import count_aio_tasks
 from trio_sidecar.bridge.signals import SignalReceiver, open_signals
@@ -37,4 +37,5 @@ __all__ = [
     "open_signals",
     "run",
     "run_aio",
+    "run_aio_limited",
 ]

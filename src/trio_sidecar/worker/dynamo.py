@@ -29,6 +29,7 @@ from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.registration import check_settings, engine_config, model_facts, worker_config
+from trio_sidecar.worker.snapshot import log_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -183,6 +184,7 @@ async def _serve(
             start_up=start_up,
             drain_secs=settings.drain_secs,
         )
+        nursery.start_soon(log_snapshots, sessions)
         try:
             await run_aio(binding.aio_run, EngineObject(binding, life, sessions), config, current_loop())
         except Exception as error:  # noqa: BLE001 - explained below
