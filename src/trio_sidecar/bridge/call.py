@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 import outcome
 import trio
 
-from trio_sidecar.bridge.loop import current_loop
+from trio_sidecar.bridge.loop import current_loop, log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import NoReturn
 
-__all__ = ["AioTaskCancelled", "aio_run_trio", "run_aio"]
+__all__ = ["AioTaskCancelled", "aio_run_trio", "run_aio", "run_aio_limited"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -47,7 +47,25 @@ async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         AioTaskCancelled: The function ended with asyncio's ``CancelledError`` though Trio had not cancelled.
         BaseException: Whatever the function raised, with its traceback; also SystemExit, which never reaches the loop.
     """
+    return await _run(aio_fn, args, cleanup_seconds=None)
+
+
+async def run_aio_limited(cleanup_seconds: float, aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """Like :func:`run_aio`, for functions whose cleanup is somebody else's code and might hang (Trio-flavoured).
+
+    Args:
+        cleanup_seconds: How long after a cancel the task may take to end; then, and each time that much later, it is
+            cancelled again, which ends whatever its cleanup waits for, and the log tells.
+        aio_fn: The function.
+        args: Its arguments.
+    """
+    return await _run(aio_fn, args, cleanup_seconds)
+
+
+async def _run(aio_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], cleanup_seconds: float | None) -> T:
     trio_task = trio.lowlevel.current_task()
+    loop = current_loop()
+    timer: asyncio.TimerHandle | None = None
     cancel_trio: Callable[[], NoReturn] | None = None
 
     # Captured by aio_main, not by the asyncio task: a task that is cancelled in its last step forgets its result, one
@@ -59,15 +77,27 @@ async def run_aio(aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         result = await outcome.acapture(aio_fn, *args)
 
     def on_done(task: asyncio.Task[None]) -> None:  # noqa: ARG001
+        if timer is not None:
+            timer.cancel()
         trio.lowlevel.reschedule(trio_task)
+
+    def cancel_again() -> None:
+        log.warning("aio_cleanup_too_slow", function=getattr(aio_fn, "__qualname__", "?"), seconds=cleanup_seconds)
+        cancel_aio()
+
+    def cancel_aio() -> None:
+        nonlocal timer
+        aio_task.cancel()
+        if cleanup_seconds is not None:
+            timer = loop.call_later(cleanup_seconds, cancel_again)
 
     def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         nonlocal cancel_trio
         cancel_trio = raise_cancel
-        aio_task.cancel()
+        cancel_aio()
         return trio.lowlevel.Abort.FAILED
 
-    aio_task = current_loop().create_task(aio_main())
+    aio_task = loop.create_task(aio_main())
     aio_task.add_done_callback(on_done)
     await trio.lowlevel.wait_task_rescheduled(abort)
     if isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 import trio
 
-from trio_sidecar.bridge import run_aio
+from trio_sidecar.bridge import run_aio_limited
 from trio_sidecar.errors import EngineShutdown, ProtocolError, RpcError, SidecarError
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ __all__ = ["CancelAtOnce", "CancelPolicy", "Converted", "EndReason", "Responder"
 
 RPC = "GenerateStream"
 """The call that errors of a request name (R10.16)."""
+
+RELEASE_SECONDS = 5.0
+"""How long an engine may take to let go of a request, in seconds; then its cleanup is cancelled too."""
 
 log = structlog.get_logger("trio_sidecar.requests")
 
@@ -228,7 +231,7 @@ class Session:
         """
         try:
             with self._scope:
-                await run_aio(self._aio_pump, engine)
+                await run_aio_limited(RELEASE_SECONDS, self._aio_pump, engine)
         except Exception as error:  # noqa: BLE001 - the consumer gets it
             self._fail(self._explain(error), EndReason.ERROR)
         finally:

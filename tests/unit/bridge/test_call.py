@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 import trio
 
-from trio_sidecar.bridge import AioTaskCancelled, Host, aio_run_trio, aio_sleep, run, run_aio
+from trio_sidecar.bridge import AioTaskCancelled, Host, aio_run_trio, aio_sleep, run, run_aio, run_aio_limited
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -220,6 +220,30 @@ def test_many_cancels_leave_no_task(host: Host) -> None:
         return await run_aio(aio_count)
 
     assert 1 == run(main, host=host)
+
+
+async def test_limited_cleanup(aio_loop: object, autojump_clock: object) -> None:
+    """Cleanup within its limit completes; cleanup that outlives it is cancelled, however often that takes."""
+    quick, slow = Recorder(cleanup=4.0), Recorder(cleanup=1000.0)
+    stubborn: list[float] = []
+
+    async def aio_stubborn() -> None:
+        while len(stubborn) < 3:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:  # noqa: ASYNC103
+                stubborn.append(trio.current_time() - start)
+
+    async with trio.open_nursery() as nursery:
+        start = trio.current_time()
+        for aio_fn in (quick.aio_wait, slow.aio_wait, aio_stubborn):
+            nursery.start_soon(run_aio_limited, 5.0, aio_fn)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert ["started", "cancelled", "cleaned up"] == quick.events
+    assert ["started", "cancelled"] == slow.events
+    assert pytest.approx([1.0, 6.0, 11.0]) == stubborn
+    assert pytest.approx(11.0) == trio.current_time() - start
 
 
 # -- asyncio to Trio
