@@ -3,12 +3,16 @@
 Layers, top to bottom; a module imports only from strictly lower ones, and a test draws the graph:
 
     cli
-    lifecycle, worker, server, up, testing
+    up
+    worker, server, testing
+    lifecycle
     requests
-    engines, discovery
+    discovery
+    engines, health_wait
     transport
     bridge, observe
-    convert, config
+    convert
+    config
     wire
     endpoint, deadline
     errors
