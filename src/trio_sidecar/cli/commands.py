@@ -41,9 +41,8 @@ NOT_FOR_UP = ("--disaggregation-mode",)
 def up(flags: Flags, environ: Environ) -> int:
     """Start a mock engine, a worker and a front end on this machine, and end all of them together."""
     settings = resolve(UpSettings, flags=flags, environ=environ)
-    resolve(
-        MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags)
-    )  # a wrong flag fails here, not in a child
+    # So that a wrong flag fails here, not in a child.
+    resolve(MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags))
     _need_dynamo("trio-sidecar up")
     import trio  # noqa: PLC0415
 
@@ -64,7 +63,7 @@ def worker(flags: Flags, environ: Environ) -> int:
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.worker import run_worker  # noqa: PLC0415
 
-    return run(run_worker, settings, host=Host(host.host_loop.value))
+    return run(functools.partial(run_worker, settings, process_ends_after=True), host=Host(host.host_loop.value))
 
 
 def engine_mock(flags: Flags, environ: Environ) -> int:
@@ -91,7 +90,7 @@ def frontend(flags: Flags, environ: Environ) -> int:
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.worker.frontend import run_frontend  # noqa: PLC0415
 
-    return run(run_frontend, settings, host=Host(host.host_loop.value))
+    return run(functools.partial(run_frontend, settings, process_ends_after=True), host=Host(host.host_loop.value))
 
 
 def rust_worker(arguments: Sequence[str]) -> int:

@@ -82,6 +82,7 @@ class Child:
     def __init__(self, part: Part, log_path: Path, on_line: Callable[[str, str], None]) -> None:
         self.part = part
         self.stopping = False
+        self._ended = trio.Event()
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._on_line = on_line
         self._process = _spawn(part)
@@ -98,9 +99,17 @@ class Child:
         """The last lines of its output."""
         return tuple(self._tail)
 
-    async def wait(self) -> None:
-        """Wait for its end; it is not reaped before :meth:`close`, so that its id stays its own until then."""
+    async def watch(self) -> None:
+        """Wait for its end and tell those who :meth:`wait`; one task must do this.
+
+        It is not reaped before :meth:`close`, so that its id stays its own until then.
+        """
         await trio.lowlevel.wait_readable(self._pidfd)
+        self._ended.set()
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        await self._ended.wait()
 
     def terminate(self) -> None:
         """Ask it to end; asking again, or too late, does nothing."""

@@ -49,7 +49,7 @@ class Supervisor:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(child.read_output)
-                await child.wait()
+                await child.watch()
                 # Its own children may hold the pipe open for as long as they like.
                 nursery.cancel_scope.deadline = trio.current_time() + OUTPUT_SECONDS
         if not child.stopping and self.failure is None:
