@@ -18,11 +18,9 @@ from trio_sidecar.convert.modes import RULES, ModeRules
 from trio_sidecar.convert.struct import struct_from_json
 from trio_sidecar.errors import InvalidRequest
 from trio_sidecar.wire import GenerateRequest, KvCacheParameters, TokenIds
+from trio_sidecar.wire.methods import RANK_METADATA_KEY
 
-__all__ = ["RANK_METADATA_KEY", "ConvertedRequest", "ModelFacts", "ResponseOptionsState", "convert_request"]
-
-RANK_METADATA_KEY = "x-data-parallel-rank"
-"""Request metadata that carries the absolute data-parallel rank, ASCII decimal (R7.38)."""
+__all__ = ["ConvertedRequest", "ModelFacts", "ResponseOptionsState", "convert_request"]
 
 
 @attrs.frozen(kw_only=True)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import betterproto2
 
+from trio_sidecar.wire.methods import RANK_METADATA_KEY
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
@@ -19,11 +21,10 @@ if TYPE_CHECKING:
     from trio_sidecar.wire import GenerateRequest, GenerateResponse, HealthCheckResponseServingStatus
     from trio_sidecar.wire.methods import Method
 
+__all__ = ["RANK_METADATA_KEY", "Engine", "EngineStream"]
+
 Req = TypeVar("Req", bound=betterproto2.Message)
 Resp = TypeVar("Resp", bound=betterproto2.Message)
-
-RANK_METADATA_KEY = "x-data-parallel-rank"
-"""Request metadata that carries the absolute data-parallel rank, ASCII decimal (R7.38)."""
 
 
 class EngineStream(Protocol):

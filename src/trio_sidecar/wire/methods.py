@@ -9,7 +9,7 @@ import betterproto2
 
 from trio_sidecar import wire
 
-__all__ = ["CONTROL_METHODS", "Method"]
+__all__ = ["CONTROL_METHODS", "RANK_METADATA_KEY", "Method"]
 
 Req = TypeVar("Req", bound=betterproto2.Message)
 Resp = TypeVar("Resp", bound=betterproto2.Message)
@@ -17,6 +17,9 @@ Resp = TypeVar("Resp", bound=betterproto2.Message)
 INFERENCE = "vllm.Inference"
 CONTROL = "vllm.Control"
 HEALTH = "grpc.health.v1.Health"
+
+RANK_METADATA_KEY = "x-data-parallel-rank"
+"""Request metadata that carries the absolute data-parallel rank, ASCII decimal (R7.38)."""
 
 
 @attrs.frozen(slots=True)
