@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trio_sidecar.errors import InvalidConfig
-
 if TYPE_CHECKING:
     from typing import Self
 
@@ -43,23 +41,6 @@ class Deadline:
     def scope(self) -> trio.CancelScope:
         """A new cancel scope that ends at this deadline."""
         return trio.CancelScope(deadline=self.at)
-
-
-MAX_CLOCK_SECONDS = (2**63 - 1) / 1e9
-"""The largest reading of a clock that counts nanoseconds in 64 bits, in seconds; about 292 years."""
-
-
-def check_on_clock(seconds: float, setting: str) -> float:
-    """Return a duration in seconds that can be added to the clock's present reading.
-
-    Raises:
-        InvalidConfig: It cannot; names the setting (R2.9, R3.9).
-    """
-    # Written so that NaN is refused too.
-    if not 0 <= seconds <= MAX_CLOCK_SECONDS:
-        reason = f"{seconds:g} seconds is outside the range of the monotonic clock, 0 to {MAX_CLOCK_SECONDS:.0f}"
-        raise InvalidConfig(setting, reason)
-    return seconds
 
 
 def format_seconds(seconds: float) -> str:

@@ -1,9 +1,9 @@
 """The error tree.
 
 Sorted by whose fault it is: :class:`InvalidRequest` and :class:`InvalidConfig` are the caller's, :class:`ProtocolError`
-is the peer's, :class:`RpcError` is what a peer answered, the rest are the world's. Each error knows its kind for Dynamo,
-its gRPC status and whether another worker may retry it; the message is built in the class, and callers branch on
-attributes, never on text.
+and :class:`IncompatibleEngine` the peer's, :class:`RpcError` is what a peer answered, the rest are the world's. Each
+error knows its kind for Dynamo, its gRPC status and whether another worker may retry it; the message is built in the
+class, and callers branch on attributes, never on text.
 """
 
 from __future__ import annotations

@@ -89,7 +89,6 @@ async def open_remote(
 
     Raises:
         StartupError: A connection could not be made before the start-up deadline.
-        InvalidConfig: A setting is not representable.
     """
     if bootstrap:
         settings = attrs.evolve(settings, grpc_connections=1)

@@ -13,7 +13,7 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.deadline import Deadline, check_on_clock, format_seconds
+from trio_sidecar.deadline import Deadline, format_seconds
 from trio_sidecar.errors import ConnectError, ErrorKind, SidecarError, cause_chain
 
 if TYPE_CHECKING:
@@ -196,7 +196,8 @@ async def connect_slots(
     Args:
         peer: Name of the peer, for messages.
         endpoint: Where it is, for messages.
-        settings: Number of slots, attempt timeout, retry interval and deadline.
+        settings: Number of slots, attempt timeout, retry interval and deadline; ones that the clock cannot represent
+            do not exist (R3.9).
         bootstrap: Whether this runs before the worker's own start; only a field of log lines (R3.11).
         attempt: Makes one connection: ``attempt(slot, timeout)`` with slots from 1 and the timeout in seconds. Its
             OSErrors and SidecarErrors are failures to retry; any other exception is a fault in the program and ends it.
@@ -205,18 +206,15 @@ async def connect_slots(
         What the attempts returned, in slot order.
 
     Raises:
-        InvalidConfig: A setting is not representable on the clock (R3.9), raised before any attempt.
         StartupError: A slot was not connected before the deadline; the first one that failed (R3.8). What other slots
             had connected by then is the attempt's to close.
     """
-    check_on_clock(settings.grpc_retry_interval_secs, "--grpc-retry-interval-secs")
-    deadline_secs = check_on_clock(settings.grpc_startup_deadline_secs, "--grpc-startup-deadline-secs")
     return await _Startup(
         peer=peer,
         endpoint=endpoint,
         settings=settings,
         bootstrap=bootstrap,
         attempt=attempt,
-        deadline=Deadline.after(deadline_secs),
+        deadline=Deadline.after(settings.grpc_startup_deadline_secs),
         started_at=trio.current_time(),
     ).run()

@@ -25,7 +25,7 @@ from grpclib.protocol import EventsProcessor, H2Protocol
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.exceptions import NoAvailableStreamIDError, ProtocolError, TooManyStreamsError
+from h2.exceptions import FrameTooLargeError, NoAvailableStreamIDError, ProtocolError, TooManyStreamsError
 from h2.settings import SettingCodes, Settings
 
 from trio_sidecar.bridge import AioEvent
@@ -118,14 +118,14 @@ class FastConnection:
         if self.state is ConnectionState.CLOSED:
             raise RpcError(StatusCode.UNAVAILABLE, self.reason)
 
-    def close(self, reason: str) -> None:
-        """Fail all streams and close."""
+    def close(self, reason: str, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """Fail all streams and close; the code tells the peer why."""
         if self.state is ConnectionState.CLOSED or self._protocol is None:
             return
         self._end(reason)
         transport = self._protocol.transport
         try:
-            self.h2.close_connection()
+            self.h2.close_connection(code)
             transport.write(self.h2.data_to_send())
         except ProtocolError:  # h2 has closed the connection already
             pass
@@ -353,9 +353,8 @@ class _FastProtocol(H2Protocol):
         try:
             self._split(self._tail + data if self._tail else data)
         except ProtocolError as error:
-            # h2 has queued a GOAWAY that says why.
-            self.owner.flush()
-            self.owner.close(f"HTTP/2 protocol error: {str(error) or type(error).__name__}")
+            self.owner.flush()  # where h2 found the fault, it has queued a GOAWAY
+            self.owner.close(f"HTTP/2 protocol error: {str(error) or type(error).__name__}", error.error_code)
         else:
             self.owner.flush()
 
@@ -375,9 +374,9 @@ class _FastProtocol(H2Protocol):
             length = (data[at] << 16) | (data[at + 1] << 8) | data[at + 2]
             kind = data[at + 3]
             end = at + _FRAME_HEADER_BYTES + length
-            if length > _MAX_FRAME_BYTES:
-                at = size  # h2 refuses it, and waiting for its end would let a peer fill our memory
-                break
+            if length > _MAX_FRAME_BYTES:  # refused by its header: h2 would first wait for the rest
+                reason = f"a frame of {length} bytes, more than the limit of {_MAX_FRAME_BYTES}"
+                raise FrameTooLargeError(reason)
             if end > size:
                 break
             if kind == _DATA:

@@ -394,7 +394,6 @@ async def open_pool(
 
     Raises:
         StartupError: Before the block: a slot could not be connected before the deadline.
-        InvalidConfig: Before the block: a setting is not representable.
     """
     if fast is None and (unsupported := fastpath.unsupported()) is not None:
         log.warning("slow_transport", reason=unsupported, effect="several times the CPU per token; GOAWAY cuts streams")

@@ -118,6 +118,8 @@ class PublicConnection:
         if isinstance(error, StreamTerminatedError) and (match := _RESET_CODE.search(str(error))):
             code = int(match[1])
             return RpcError(status_of_reset(code), f"the peer reset the stream (HTTP/2 error code {code})")
+        if isinstance(error, NotImplementedError):
+            return RpcError(StatusCode.INTERNAL, "the peer sent a compressed message, unasked")
         if isinstance(error, AssertionError):  # grpclib's only sign of an end within a message
             return RpcError(StatusCode.INTERNAL, "the stream ended within a message")
         reason = self.reason or str(error) or type(error).__name__
@@ -133,6 +135,7 @@ _GRPCLIB_ERRORS = (
     OSError,
     AssertionError,
     AttributeError,
+    NotImplementedError,
 )
 
 
@@ -166,7 +169,7 @@ class _PublicCall(AbstractAsyncContextManager["_PublicStream", None]):
             await self._stream.send_message(self._request, end=True)
             await self._stream.recv_initial_metadata()
         except _GRPCLIB_ERRORS as error:
-            await self._aio_leave()
+            await self._aio_leave()  # noqa: ASYNC120 - asyncio-flavoured, and it does not block
             raise connection.translated(error) from error
         except BaseException:
             await self._aio_leave()  # noqa: ASYNC102, ASYNC120 - asyncio-flavoured, and it does not block
