@@ -94,7 +94,7 @@ def protos(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def e2e(session: nox.Session) -> None:
     """Run the tests that drive a real Dynamo runtime."""
-    install_wheel(session, *group("test"), extra="dynamo")
+    install_wheel(session, *group("test", "peers"), extra="dynamo")
     session.run("pytest", *(session.posargs or ["tests/e2e"]))
 
 

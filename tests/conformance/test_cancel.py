@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ CLOSE_SECONDS = 0.5
 STORM = 1000
 STORM_AT_ONCE = 25
 WARM_UP = 100
+QUIET_SECONDS = 1
 LONG = {"max_tokens": 900, "ignore_eos": True}
 
 
@@ -75,14 +78,36 @@ async def storm(pair: Stack, count: int) -> None:
     await eventually(lambda: pair.backend.open_requests() == 0, "no request open in the engine")
 
 
+async def holdings(pair: Stack) -> dict[str, int]:
+    """What our worker holds, from the snapshot that it logs at SIGUSR1."""
+    (worker,) = pair.workers
+    marker = '"event": "worker_snapshot"'
+    before = worker.log.count(marker)
+    worker.send(signal.SIGUSR1)
+    await eventually(lambda: worker.log.count(marker) > before, "the snapshot is logged")
+    snapshot = json.loads([line for line in worker.log.splitlines() if marker in line][-1])
+    names = ("trio_tasks", "aio_tasks", "open_files")
+    return {name: snapshot[name] for name in names} | {"requests": snapshot["requests"]["open"]}
+
+
 @pytest.mark.parametrize("pair", OUR_PAIRS, indirect=True, ids=pair_name)
 async def test_thousand_cancels_leave_nothing(pair: Stack) -> None:
-    """After a thousand of them, the worker holds the file descriptors and tasks that it held before."""
-    (worker,) = pair.workers
+    """After a thousand of them, the worker holds the requests, tasks and file descriptors that it held before."""
     await storm(pair, WARM_UP)
-    files = worker.open_files
+    before = await settled(pair)
     await storm(pair, STORM)
-    await eventually(lambda: worker.open_files <= files, f"at most {files} open files again")
+    assert before == await settled(pair)
+    assert 0 == before["requests"]
     async with pair.client() as client:
         answer = await client.complete(max_tokens=5)
     assert pair.backend.reply.text(5) == answer.text
+
+
+async def settled(pair: Stack) -> dict[str, int]:
+    """What our worker holds once that does not change any more."""
+    last: dict[str, int] = {}
+    with trio.fail_after(30):
+        while last != (now := await holdings(pair)):
+            last = now
+            await trio.sleep(QUIET_SECONDS)
+    return last
