@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import enum
 import sys
+import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -201,6 +202,14 @@ def _only_member(error: BaseException) -> BaseException:
     return error
 
 
+def _import_trio_asyncio() -> Any:
+    with warnings.catch_warnings():
+        # It subclasses what Python 3.12 deprecates and 3.14 removes; users who make warnings errors must not pay.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import trio_asyncio  # noqa: PLC0415 - see the module's docstring
+    return trio_asyncio
+
+
 @asynccontextmanager
 async def open_aio_loop(*, on_exit: Callable[[], object] | None = None) -> AsyncIterator[asyncio.AbstractEventLoop]:
     """Open an asyncio loop on the running Trio, whose clock it follows (Trio-flavoured).
@@ -210,8 +219,7 @@ async def open_aio_loop(*, on_exit: Callable[[], object] | None = None) -> Async
     Args:
         on_exit: Called when asyncio code raises SystemExit into the loop. It is raised at the end of the block.
     """
-    import trio_asyncio  # noqa: PLC0415 - see the module's docstring
-
+    trio_asyncio = _import_trio_asyncio()
     leaving = False
 
     async def keep_running() -> None:
