@@ -17,14 +17,14 @@ import structlog
 from trio_sidecar.errors import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
 
     import trio
 
     from trio_sidecar.endpoint import GrpcEndpoint
 
-__all__ = ["Connection", "ConnectionSettings", "ConnectionState", "NotProcessed", "RawStream", "aio_connect"]
+__all__ = ["Connection", "ConnectionSettings", "ConnectionState", "NotProcessed", "RawStream"]
 
 STREAM_WINDOW_BYTES = 1 << 20
 """How much a peer may send on one stream before we take it."""
@@ -154,26 +154,3 @@ class Connection(Protocol):
     def close(self, reason: str) -> None:
         """Fail all streams with UNAVAILABLE and close at once; :attr:`closed` tells when that is done."""
         ...
-
-
-async def aio_connect(
-    settings: ConnectionSettings, on_change: Callable[[Connection], None], *, fast: bool | None = None
-) -> Connection:
-    """Connect and wait for the peer's SETTINGS (asyncio-flavoured); the caller limits the time.
-
-    Args:
-        settings: Where to, and limits.
-        on_change: Called whenever state, stream limit or the number of open streams has changed, from asyncio.
-        fast: Force or forbid the fast path; by default it is used where the installed versions allow it.
-
-    Raises:
-        ConnectError: The peer closed the connection, or is no HTTP/2 server.
-        OSError: No connection, or the name cannot be resolved.
-    """
-    from trio_sidecar.transport import fastpath, publicpath  # noqa: PLC0415 - they import the interface above
-
-    if fast is None:
-        fast = fastpath.unsupported() is None
-    if fast:
-        return await fastpath.aio_connect(settings, on_change)
-    return await publicpath.aio_connect(settings, on_change)

@@ -481,7 +481,7 @@ class _FastProcessor(EventsProcessor):
 
 
 async def aio_connect(settings: ConnectionSettings, on_change: Callable[[Connection], None]) -> FastConnection:
-    """Connect; see :func:`trio_sidecar.transport.connection.aio_connect`."""
+    """Connect; see :func:`trio_sidecar.transport.dial.aio_connect`."""
     connection = FastConnection(settings, on_change)
     await connection.aio_establish()
     return connection

@@ -26,7 +26,8 @@ from trio_sidecar.bridge import AioEvent, run_aio
 from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport.connect import FailureLog, connect_slots
-from trio_sidecar.transport.connection import Connection, ConnectionSettings, ConnectionState, aio_connect
+from trio_sidecar.transport.connection import Connection, ConnectionSettings, ConnectionState
+from trio_sidecar.transport.dial import aio_connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -230,7 +230,7 @@ class _PublicStream:
 
 
 async def aio_connect(settings: ConnectionSettings, on_change: Callable[[Connection], None]) -> PublicConnection:
-    """Connect; see :func:`trio_sidecar.transport.connection.aio_connect`."""
+    """Connect; see :func:`trio_sidecar.transport.dial.aio_connect`."""
     connection = PublicConnection(settings, on_change)
     await connection.aio_establish()
     return connection

@@ -10,7 +10,8 @@ import trio
 
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.endpoint import GrpcEndpoint
-from trio_sidecar.transport.connection import Connection, ConnectionSettings, aio_connect
+from trio_sidecar.transport.connection import Connection, ConnectionSettings
+from trio_sidecar.transport.dial import aio_connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

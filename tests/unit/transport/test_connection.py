@@ -13,7 +13,8 @@ from trio_sidecar.bridge import AioEvent, aio_sleep, run_aio
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, RpcError, StatusCode
 from trio_sidecar.testing.peer import PeerStream, open_peer
-from trio_sidecar.transport.connection import ConnectionSettings, ConnectionState, NotProcessed, aio_connect
+from trio_sidecar.transport.connection import ConnectionSettings, ConnectionState, NotProcessed
+from trio_sidecar.transport.dial import aio_connect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
