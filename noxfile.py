@@ -66,7 +66,7 @@ def lint(session: nox.Session) -> None:
     session.install(*group("lint"))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
-    session.run("flake8-async", *python_files(), silent=True)
+    session.run("flake8-async", *python_files())
 
 
 @nox.session(python=PYTHON)
