@@ -120,10 +120,13 @@ async def run_up(
     report = Report(err, verbose=settings.verbose)
     up = _Up(settings=settings, commands=commands, environ=environ, out=out, report=report)
     with _temporary_directory(report) as directory:
-        with trio.CancelScope() as scope, trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
+                scope = trio.CancelScope()
+                # Outside the scope, so that it hears a second signal while the parts end.
                 nursery.start_soon(up.watch_signals, signals, scope)
-                await up.serve(directory)
+                with scope:
+                    await up.serve(directory)
                 nursery.cancel_scope.cancel()
         if scope.cancelled_caught and up.signal is not None:
             return 0 if up.ready and settings.ask is None else 128 + up.signal

@@ -111,4 +111,4 @@ async def open_supervisor(
             with trio.CancelScope(shield=True):
                 await supervisor.stop_all(stop_order)
     if supervisor.failure is not None:
-        raise supervisor.failure
+        raise supervisor.failure from None  # the cancellation that it caused is no cause of it
