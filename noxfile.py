@@ -60,6 +60,12 @@ def python_files() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in found]
 
 
+def run_pytest(session: nox.Session, *where: str, **variables: str) -> None:
+    """Run pytest with the session's arguments, on the session's own tests unless the arguments name others."""
+    named = any((ROOT / argument.partition("::")[0]).exists() for argument in session.posargs)
+    session.run("pytest", *([] if named else where), *session.posargs, env=variables)
+
+
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Check the format and the rules; flake8-async is a step of its own, since it sees what ruff does not."""
@@ -80,8 +86,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network and no Dynamo, in random order, with warnings as errors."""
     install_wheel(session, *group("test"))
-    where = session.posargs or ["tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py"]
-    session.run("pytest", *where)
+    run_pytest(session, "tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py")
 
 
 @nox.session(python=PYTHON)
@@ -95,7 +100,7 @@ def protos(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """Run the tests that drive a real Dynamo runtime."""
     install_wheel(session, *group("test", "peers"), extra="dynamo")
-    session.run("pytest", *(session.posargs or ["tests/e2e"]))
+    run_pytest(session, "tests/e2e")
 
 
 @nox.session(python=PYTHON)
@@ -103,7 +108,7 @@ def conformance(session: nox.Session) -> None:
     """Run the tests that drive the real peers: vLLM's gRPC server and the Rust sidecar."""
     install_wheel(session, *group("test", "peers"), extra="dynamo")
     binary = os.environ.get(VLLM_RS_VARIABLE) or str(fetch_vllm_rs(session))
-    session.run("pytest", *(session.posargs or ["tests/conformance"]), env={VLLM_RS_VARIABLE: binary})
+    run_pytest(session, "tests/conformance", **{VLLM_RS_VARIABLE: binary})
 
 
 def fetch_vllm_rs(session: nox.Session) -> Path:
