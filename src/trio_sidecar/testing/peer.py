@@ -18,6 +18,7 @@ is, so a stream can be left hanging; a script whose stream the client resets is 
 
 from __future__ import annotations
 
+import math
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
@@ -205,8 +206,9 @@ class PeerConnection:
 
     async def serve(self, nursery: trio.Nursery) -> None:
         """Serve until the client goes; scripts run in the nursery."""
+        greets = self.number < self.peer.greets
         try:
-            if self.peer.greets:
+            if greets:
                 self.h2.initiate_connection()
                 if self.peer.max_concurrent_streams is not None:
                     codes = h2.settings.SettingCodes
@@ -214,7 +216,7 @@ class PeerConnection:
                 self.h2.increment_flow_control_window(2**30)
                 await self.flush()
             while data := await self._stream.receive_some(_RECEIVE_BYTES):
-                if self.peer.greets:
+                if greets:
                     for event in self.h2.receive_data(data):
                         self._handle(event, nursery)
                     await self.flush()
@@ -265,7 +267,7 @@ class Peer:
     Attributes:
         script: Plays every stream; may be replaced at any time.
         port: Where it listens, on 127.0.0.1.
-        greets: Whether it sends SETTINGS and reads HTTP/2 at all; if not, connections are accepted and left alone.
+        greets: How many connections are served; later ones are accepted and left alone, without SETTINGS.
         max_concurrent_streams: What it announces.
         connections: Every connection that was accepted, oldest first.
         streams: Every stream, oldest first.
@@ -274,7 +276,7 @@ class Peer:
 
     script: Script
     port: int = 0
-    greets: bool = True
+    greets: float = math.inf
     max_concurrent_streams: int | None = None
     connections: list[PeerConnection] = attrs.field(factory=list)
     streams: list[PeerStream] = attrs.field(factory=list)
@@ -318,7 +320,7 @@ async def open_peer(
     script: Script,
     *,
     port: int = 0,
-    greets: bool = True,
+    greets: float = math.inf,
     max_concurrent_streams: int | None = None,
 ) -> AsyncIterator[Peer]:
     """Run a scripted server while the block runs.

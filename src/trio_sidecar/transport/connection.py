@@ -1,7 +1,7 @@
-"""One HTTP/2 connection: what the pool asks of it, and the choice between its two implementations.
+"""One HTTP/2 connection: what the pool asks of it, whichever of the two implementations it is.
 
-:mod:`~trio_sidecar.transport.fastpath` splits messages where bytes arrive and hands all of them over per wake-up; it
-relies on private parts of grpclib and h2, so it is used only with versions it was tested with.
+:mod:`~trio_sidecar.transport.fastconnection` splits messages where bytes arrive and hands all of them over per wake-up.
+It relies on private parts of grpclib and h2, so it is used only with versions it was tested with.
 :mod:`~trio_sidecar.transport.publicpath` needs nothing private, costs several times the CPU, and inherits grpclib's
 limits. Both offer the interface below and pass the same tests.
 """

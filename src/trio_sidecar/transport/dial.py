@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trio_sidecar.transport import fastpath, publicpath
+from trio_sidecar.transport import fastconnection, fastpath, publicpath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,5 +31,5 @@ async def aio_connect(
     if fast is None:
         fast = fastpath.unsupported() is None
     if fast:
-        return await fastpath.aio_connect(settings, on_change)
+        return await fastconnection.aio_connect(settings, on_change)
     return await publicpath.aio_connect(settings, on_change)

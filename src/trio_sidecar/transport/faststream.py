@@ -1,4 +1,4 @@
-"""One call on a :class:`~trio_sidecar.transport.fastpath.FastConnection` (asyncio-flavoured)."""
+"""One call on a :class:`~trio_sidecar.transport.fastconnection.FastConnection` (asyncio-flavoured)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from h2.windows import WindowManager
 
-    from trio_sidecar.transport.fastpath import FastConnection
+    from trio_sidecar.transport.fastconnection import FastConnection
 
 __all__ = ["FastCall", "FastStream"]
 
@@ -148,7 +148,7 @@ class FastStream:
         at, size = 0, len(data)
         while not (self._ended or self._error):
             room = min(h2.local_flow_control_window(self.id), h2.max_outbound_frame_size)
-            if room <= 0 or (at and not connection.protocol.connection.write_ready.is_set()):
+            if room <= 0 or (at and not connection.protocol.writable):
                 connection.senders.add(self)
                 await self._aio_wait()
                 connection.senders.discard(self)

@@ -25,7 +25,8 @@ Collect = Any
 Connect = Any
 
 CANCEL = 8
-FAST_ONLY = "grpclib's public interface does not allow it"
+# What grpclib's public interface does not allow.
+fast_only = pytest.mark.parametrize("fast", [True], ids=["fast"], indirect=True)
 
 
 async def script_echo(stream: PeerStream) -> None:
@@ -71,10 +72,9 @@ async def test_messages_arrive_whole_and_in_order(connect: Connect, collect: Col
         assert [] == peer.reset_codes
 
 
+@fast_only
 async def test_all_that_has_arrived_is_handed_over_at_once(connect: Connect, fast: bool) -> None:
     """Messages that arrived while the reader was busy come in one batch."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
     sent = trio.Event()
 
     async def script(stream: PeerStream) -> None:
@@ -275,10 +275,9 @@ async def test_a_reset_by_the_peer(connect: Connect, collect: Collect, code: int
         assert [b"x"] == await collect(connection, request=b"x")
 
 
+@fast_only
 async def test_a_refused_stream_was_not_processed(connect: Connect, collect: Collect, fast: bool) -> None:
     """REFUSED_STREAM before any answer says that the call may be sent again."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script(stream: PeerStream) -> None:
         await stream.reset(7)
@@ -340,10 +339,9 @@ async def test_a_call_cancelled_while_sending_leaves_the_connection_usable(conne
         assert [b"x"] == await collect(connection, request=b"x")
 
 
+@fast_only
 async def test_late_data_of_a_cancelled_stream_is_ignored(connect: Connect, collect: Collect, fast: bool) -> None:
     """Frames that cross our reset on the wire are dropped, without one RST each, and their window is given back."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script_flood(stream: PeerStream) -> None:
         with trio.CancelScope(shield=True):
@@ -452,10 +450,9 @@ async def test_a_reader_that_takes_nothing_stops_the_peer(connect: Connect) -> N
 
 
 @pytest.mark.rule("E1")
+@fast_only
 async def test_graceful_goaway_lets_streams_finish(connect: Connect, collect: Collect, fast: bool) -> None:
     """After a graceful GOAWAY twenty open streams get all their messages; no new one is opened; then it closes."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
     go = trio.Event()
 
     async def script(stream: PeerStream) -> None:
@@ -486,10 +483,9 @@ async def test_graceful_goaway_lets_streams_finish(connect: Connect, collect: Co
 
 
 @pytest.mark.rule("E1")
+@fast_only
 async def test_streams_above_the_goaway_were_not_processed(connect: Connect, collect: Collect, fast: bool) -> None:
     """GOAWAY names the last stream that the peer will answer; later ones may be sent again, earlier ones finish."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
     go = trio.Event()
 
     async def script(stream: PeerStream) -> None:
@@ -527,10 +523,9 @@ async def test_goaway_on_an_idle_connection_closes_it(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("kind", [0xA, 0xB, 0xC, 0xFF])
+@fast_only
 async def test_unknown_frames_are_ignored(connect: Connect, collect: Collect, kind: int, fast: bool) -> None:
     """ALTSVC, ORIGIN and frames that nobody knows change nothing (RFC 9113, 5.5)."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script(stream: PeerStream) -> None:
         await stream.connection.send_frame(kind, 0, 0, b"\0\x01a")
@@ -574,10 +569,9 @@ async def test_a_lost_connection_fails_all_its_streams(connect: Connect, collect
             await collect(connection)
 
 
+@fast_only
 async def test_a_protocol_fault_closes_the_connection(connect: Connect, collect: Collect, fast: bool) -> None:
     """A peer that breaks HTTP/2 is cut off, with the reason in every stream's error."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script(stream: PeerStream) -> None:
         await stream.send_headers()
@@ -589,12 +583,11 @@ async def test_a_protocol_fault_closes_the_connection(connect: Connect, collect:
         assert "protocol error" in error.detail
 
 
+@fast_only
 async def test_a_frame_over_the_size_limit_is_refused_by_its_header(
     connect: Connect, collect: Collect, fast: bool
 ) -> None:
     """A frame that announces more than we allow is refused before its payload arrives."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script(stream: PeerStream) -> None:
         await stream.send_headers()
@@ -604,10 +597,9 @@ async def test_a_frame_over_the_size_limit_is_refused_by_its_header(
         assert "protocol error" in (await failing(collect, connection)).detail
 
 
+@fast_only
 async def test_a_peer_that_overruns_the_window_is_cut_off(connect: Connect, collect: Collect, fast: bool) -> None:
     """DATA beyond the stream's window is an error, not memory."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script(stream: PeerStream) -> None:
         await stream.send_headers()
@@ -638,10 +630,9 @@ async def test_a_response_with_content_length(connect: Connect, collect: Collect
         assert [b"four", b"four"] == await collect(connection)
 
 
+@fast_only
 async def test_odd_header_bytes_do_no_harm(connect: Connect, collect: Collect, fast: bool) -> None:
     """A header that is not ASCII costs nothing but itself."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
 
     async def script(stream: PeerStream) -> None:
         await stream.send_headers(("x-odd", "naïve 你"))
@@ -652,10 +643,9 @@ async def test_odd_header_bytes_do_no_harm(connect: Connect, collect: Collect, f
         assert ConnectionState.READY is connection.state
 
 
+@fast_only
 async def test_the_peers_stream_limit_is_known_and_followed(connect: Connect, collect: Collect, fast: bool) -> None:
     """The announced limit is there when the connection is, and so is a later change."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
     async with open_peer(script_headers_only, max_concurrent_streams=2) as peer, connect(peer) as connection:
         await wait_until(lambda: connection.stream_limit == 2)
         async with trio.open_nursery() as nursery:
@@ -670,11 +660,10 @@ async def test_the_peers_stream_limit_is_known_and_followed(connect: Connect, co
 
 
 @pytest.mark.rule("FR-028")
+@fast_only
 async def test_ready_means_that_settings_have_arrived(connect: Connect, fast: bool) -> None:
     """A peer that accepts the connection and then says nothing is not ready; giving up closes the socket."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
-    async with open_peer(script_echo, greets=False) as peer:
+    async with open_peer(script_echo, greets=0) as peer:
         with trio.move_on_after(0.2) as scope:
             async with connect(peer):
                 pytest.fail("not ready")
@@ -748,10 +737,9 @@ async def test_addresses(aio_loop: object, monkeypatch: pytest.MonkeyPatch, list
         nursery.cancel_scope.cancel()
 
 
+@fast_only
 async def test_ping_hook(connect: Connect, fast: bool) -> None:
     """A ping returns when it was answered, and fails if the connection is lost meanwhile."""
-    if not fast:
-        pytest.skip(FAST_ONLY)
     async with open_peer(script_echo) as peer, connect(peer) as connection:
         await run_aio(connection.aio_ping)
         peer.connections[0].cut()

@@ -146,17 +146,11 @@ async def test_a_closed_port_is_reported_in_time(aio_loop: object) -> None:
 @pytest.mark.rule("R3.8")
 async def test_a_failed_start_up_closes_what_was_connected(aio_loop: object) -> None:
     """If a later slot fails, the connections of the others do not stay behind."""
-    async with open_peer(script_answer) as peer:
-
-        async def serve_one_then_stall() -> None:
-            await wait_until(lambda: len(peer.connections) == 1)
-            peer.greets = False
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_one_then_stall)
-            with pytest.raises(StartupError):
-                async with open_pool(attrs.evolve(settings(peer.port, connections=4, deadline=0.4))) as pool:
-                    pytest.fail(f"{pool!r} is open")
+    async with open_peer(script_answer, greets=2) as peer:
+        with pytest.raises(StartupError, match="pool slot"):
+            async with open_pool(settings(peer.port, connections=4, deadline=0.4)) as pool:
+                pytest.fail(f"{pool!r} is open")
+        assert 4 == len(peer.connections)
         await wait_until(lambda: all(connection.lost.is_set() for connection in peer.connections))
 
 
