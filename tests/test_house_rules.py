@@ -16,7 +16,6 @@ LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 
 LONG_FILES: dict[str, str] = {
-    "transport/fastpath.py": "one HTTP/2 connection: whoever checks its order of events needs all of it in view",
     "transport/pool.py": "the pool's decision, its waiters and its upkeep share one state",
 }
 """Files that may be longer, each with the reason why splitting would hurt the reader."""
