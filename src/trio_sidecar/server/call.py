@@ -63,6 +63,7 @@ class ServerCall:
         self._encoding = headers.encoding
         self._max_message_bytes = max_message_bytes
         self._task: AioTask[None] | None = None
+        self._started = False
         self._headers_sent = False
         self._ended = False
         self._cancelled = False
@@ -84,6 +85,7 @@ class ServerCall:
 
     async def aio_run(self, method: Callable[[ServerCall], Awaitable[None]]) -> None:
         """Run the method and end the call; never raises."""
+        self._started = True
         started = aio_now()
         timer = None
         if self._timeout_secs is not None:
@@ -91,7 +93,10 @@ class ServerCall:
             timer = aio_call_later(self._timeout_secs, self.end, StatusCode.DEADLINE_EXCEEDED, expired)
         status, message = StatusCode.OK, ""
         try:
-            await method(self)
+            if not self._cancelled:
+                await method(self)
+            elif self._verdict is not None:
+                status, message = self._verdict
         except AioCancelled:  # noqa: ASYNC103 - this is the task's outermost frame, and the verdict says why
             status, message = self._verdict or (StatusCode.CANCELLED, "the call was cancelled")
         except CallGone:
@@ -207,7 +212,12 @@ class ServerCall:
             log.debug("call_end_unheard", method=self.path, status=status.name)
 
     def _cancel(self) -> None:
-        """Cancel the task, but not twice: the second would interrupt the cleanup that the first began."""
-        if self._task is not None and not self._cancelled and not self._ended:
-            self._cancelled = True
+        """Cancel the task, but not twice: the second would interrupt the cleanup that the first began.
+
+        Nor before it has begun: asyncio would then drop it without running it, and nobody would end the call.
+        """
+        if self._cancelled or self._ended:
+            return
+        self._cancelled = True
+        if self._task is not None and self._started:
             self._task.cancel()

@@ -6,6 +6,7 @@ has no message limit, cancels running calls in silence at the end, and answers a
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -67,6 +68,10 @@ class ServerProtocol(H2Protocol):
     def connection_made(self, transport: object) -> None:
         """Send our settings and begin."""
         self.transport = cast("AioTransport", transport)
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # Not every loop does this by itself, and small writes would wait for the peer's delayed acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.h2.local_settings = Settings(
             client=False,
             initial_values={
