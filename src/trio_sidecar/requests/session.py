@@ -220,8 +220,11 @@ class Session:
         self._scope.cancel()
 
     def stop(self) -> None:
-        """End the request with a cancelled terminal, whatever the policy: the worker stops (R10.12, R11.3, R11.4)."""
-        if not self._buffer.exhausted:
+        """End the request with a cancelled terminal, whatever the policy: the worker stops (R10.12, R11.3, R11.4).
+
+        One that was shut down keeps its error, because a client would take a terminal for a normal end.
+        """
+        if not self._buffer.exhausted and self.reason is not EndReason.SHUTDOWN:
             self._cancel_now()
 
     async def life(self, engine: Engine) -> None:
