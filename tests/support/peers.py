@@ -124,9 +124,9 @@ def start_vllm_rs(
     return Engine(process=server, port=port, core=core)
 
 
-def start_mock_server(flags: Mapping[str, object], *, log_dir: Path) -> Engine:
-    """Start our mock server on a port that the system chooses."""
-    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", "--listen=127.0.0.1:0", "--log-level=debug"]
+def start_mock_server(flags: Mapping[str, object], *, log_dir: Path, port: int = 0) -> Engine:
+    """Start our mock server, on a port that the system chooses unless one is given."""
+    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", f"--listen=127.0.0.1:{port}", "--log-level=debug"]
     argv += [f"{flag}={value}" for flag, value in flags.items()]
     server = Child("mock-server", argv, env=environment(), log_dir=log_dir)
     try:
