@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trio_sidecar.config import DisaggregationMode
-from trio_sidecar.convert.modes import RULES
 from trio_sidecar.convert.request import ModelFacts
 from trio_sidecar.errors import InvalidConfig
 
@@ -15,6 +14,9 @@ if TYPE_CHECKING:
     from trio_sidecar.worker.binding import Binding
 
 MODE_FLAG = "--disaggregation-mode"
+
+SERVED_MODES = (DisaggregationMode.AGGREGATED,)
+"""Roles that this release serves."""
 
 __all__ = ["check_settings", "check_suitable", "engine_config", "model_facts", "worker_config"]
 
@@ -32,8 +34,10 @@ def check_settings(settings: WorkerSettings) -> None:
     Raises:
         InvalidConfig: Names the setting.
     """
-    if not RULES[settings.disaggregation_mode].supported:
-        reason = f"{settings.disaggregation_mode.value} is not supported by this release; allowed is agg"
+    mode = settings.disaggregation_mode
+    if mode not in SERVED_MODES:
+        allowed = ", ".join(served.value for served in SERVED_MODES)
+        reason = f"{mode.value} is not supported by this release; allowed is {allowed}"
         raise InvalidConfig(MODE_FLAG, reason)
 
 
