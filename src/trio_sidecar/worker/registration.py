@@ -28,6 +28,9 @@ _COMPONENTS = {
 """Roles with a component of their own; the others have the configured one (spec 2.1)."""
 
 
+_SERVED_MODES = frozenset({DisaggregationMode.AGGREGATED})
+
+
 def check_settings(settings: WorkerSettings) -> None:
     """Refuse what no engine could make right, before anything is connected.
 
