@@ -113,12 +113,14 @@ async def run_up(
         signal that came too early for that.
 
     Raises:
+        InvalidConfig: The HTTP address cannot be listened on; nothing was started.
         PartFailed: A part ended early.
         ConnectionTimeoutError: The parts did not get ready in time.
         SidecarError: The question was not answered.
     """
     report = Report(err, verbose=settings.verbose)
-    up = _Up(settings=settings, commands=commands, environ=environ, out=out, report=report)
+    address = _http_address(settings)  # first of all: if it cannot be had, there is nothing to clean up
+    up = _Up(settings=settings, commands=commands, address=address, environ=environ, out=out, report=report)
     with _temporary_directory(report) as directory:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
@@ -139,6 +141,7 @@ class _Up:
 
     settings: UpSettings
     commands: Commands
+    address: HttpAddress
     environ: Mapping[str, str]
     out: TextIO
     report: Report
@@ -147,6 +150,7 @@ class _Up:
     supervisor: Supervisor | None = None
     engine_address: trio.Event = attrs.field(factory=trio.Event)
     endpoint: str = ""
+    awaited: str = "engine"
 
     async def watch_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         """End the run on the first signal; on the second, kill what has not ended yet."""
@@ -163,26 +167,26 @@ class _Up:
         discovery.mkdir()
         env = child_environment(self.environ, discovery)
         async with open_supervisor(directory, stop_order=STOP_ORDER, on_line=self._on_line) as self.supervisor:
-            address, model = await self._start_in_time(self.supervisor, env)
+            model = await self._start_in_time(self.supervisor, env)
             self.ready = True
             if self.settings.ask is None:
-                self._say_how_to_ask(address, model)
+                self._say_how_to_ask(model)
                 await trio.sleep_forever()
-            await self._ask(address, model, self.settings.ask)
+            await self._ask(model, self.settings.ask)
 
-    async def _start_in_time(self, supervisor: Supervisor, env: dict[str, str]) -> tuple[HttpAddress, str]:
+    async def _start_in_time(self, supervisor: Supervisor, env: dict[str, str]) -> str:
         seconds = self.settings.startup_secs
         with trio.move_on_after(seconds):
             return await self._start(supervisor, env)
-        unready = supervisor.children[-1] if supervisor.children else None
-        name = unready.part.name if unready else "engine"
-        tail = "".join(f"\n  {name}: {line}" for line in (unready.tail if unready else ()))
+        name = self.awaited
+        tails = [child.tail for child in supervisor.children if child.part.name == name]
+        tail = "".join(f"\n  {name}: {line}" for lines in tails for line in lines)
         last = f"; the last output of the {name} was:{tail}" if tail else f"; the {name} said nothing"
         msg = f"not ready after {seconds:g} s{last}"
         raise ConnectionTimeoutError(msg)
 
-    async def _start(self, supervisor: Supervisor, env: dict[str, str]) -> tuple[HttpAddress, str]:
-        address = _http_address(self.settings)
+    async def _start(self, supervisor: Supervisor, env: dict[str, str]) -> str:
+        address = self.address
         with self.report.stage("engine", "starting") as stage:
             supervisor.start(Part(name="engine", argv=self.commands.engine, env=env))
             await self.engine_address.wait()
@@ -193,14 +197,16 @@ class _Up:
             # The worker needs no front end, so both start at once.
             worker = (*self.commands.worker, "--grpc-endpoint", self.endpoint)
             supervisor.start(Part(name="worker", argv=worker, env=env, stop_secs=STOP_SECS))
+            self.awaited = "front end"
             await _wait_for_port(address)
             stage.outcome = f"listening on http://{address}"
         with self.report.stage("worker", "registering") as stage:
+            self.awaited = "worker"
             model = await wait_for_model(address)
             stage.outcome = f"serving {model}"
         with self.report.stage("answer", "asking for one token"):
             await wait_for_answer(address, model)
-        return address, model
+        return model
 
     def _on_line(self, part: str, line: str) -> None:
         self.report.on_line(part, line)
@@ -208,7 +214,7 @@ class _Up:
             self.endpoint = found[1]
             self.engine_address.set()
 
-    async def _ask(self, address: HttpAddress, model: str, question: str) -> None:
+    async def _ask(self, model: str, question: str) -> None:
         self.report.say()
 
         def write(text: str) -> None:
@@ -216,15 +222,15 @@ class _Up:
             self.out.flush()
 
         try:
-            answer: Answer = await ask(address, model, question, write)
+            answer: Answer = await ask(self.address, model, question, write)
         finally:
             write("\n")
         count = "" if answer.completion_tokens is None else f"{answer.completion_tokens} tokens, "
         self.report.say(f"\n  {count}finish reason {answer.finish_reason}")
 
-    def _say_how_to_ask(self, address: HttpAddress, model: str) -> None:
+    def _say_how_to_ask(self, model: str) -> None:
         self.report.say("\nReady; Ctrl-C ends it. Try:\n")
-        self.out.write(curl_line(address, model) + "\n")
+        self.out.write(curl_line(self.address, model) + "\n")
         self.out.flush()
 
 

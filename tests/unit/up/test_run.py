@@ -170,7 +170,7 @@ async def test_a_given_port_that_is_taken_is_refused(run: Run) -> None:
         ):
             await run.up(commands(), UpSettings(http_port=port))
 
-    assert [] == children()
+    assert ("", [], []) == (run.err.getvalue(), children(), run.left_overs)
 
 
 async def test_verbose_shows_the_parts_output(run: Run) -> None:

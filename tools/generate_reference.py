@@ -1,0 +1,78 @@
+"""Write the tables of flags and variables into README.md and docs/configuration.md.
+
+``generate_reference.py --write`` does; without the flag it only says whether they agree with the settings classes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trio_sidecar.config import (
+    FrontendSettings,
+    HostSettings,
+    LogSettings,
+    MockSettings,
+    ServerSettings,
+    UpSettings,
+    WorkerSettings,
+    options_of,
+)
+from trio_sidecar.config.fields import show_default
+
+if TYPE_CHECKING:
+    import attrs
+
+ROOT = Path(__file__).parent.parent
+TABLES: dict[str, tuple[type[attrs.AttrsInstance], ...]] = {
+    "worker": (WorkerSettings,),
+    "up": (UpSettings,),
+    "engine mock": (ServerSettings, MockSettings),
+    "frontend": (FrontendSettings,),
+    "common": (HostSettings, LogSettings),
+}
+FILES = ("README.md", "docs/configuration.md")
+
+
+def table(classes: tuple[type[attrs.AttrsInstance], ...]) -> str:
+    """A Markdown table of the options of settings classes."""
+    rows = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
+    for cls in classes:
+        for source in options_of(cls):
+            option = source.option
+            flag = f"`{option.flag}`" if option.flag else ""
+            variable = f"`{option.env}`" if option.env else ""
+            default = "required" if source.required else f"`{shown}`" if (shown := show_default(source)) else ""
+            allowed = f" One of {', '.join(f'`{choice}`' for choice in option.choices)}." if not option.switch else ""
+            text = (option.help + (allowed if option.choices else "")).replace("|", "\\|").replace("<", "&lt;")
+            rows.append(f"| {flag} | {variable} | {default} | {text} |")
+    return "\n".join(rows)
+
+
+def updated(text: str) -> str:
+    """A file's text with every table between ``<!-- flags: NAME -->`` and ``<!-- /flags -->`` made anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        return f"<!-- flags: {found[1]} -->\n\n{table(TABLES[found[1]])}\n\n<!-- /flags -->"
+
+    return re.sub(r"<!-- flags: ([\w ]+) -->.*?<!-- /flags -->", fill, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    """Compare or write; 1 if a file does not agree."""
+    stale = []
+    for name in FILES:
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        if updated(text) != text:
+            stale.append(name)
+            if "--write" in sys.argv[1:]:
+                path.write_text(updated(text), encoding="utf-8")
+    print("\n".join(f"{name} does not agree with the settings" for name in stale) or "all tables agree")  # noqa: T201
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
