@@ -16,6 +16,18 @@ from trio_sidecar.wire import (
 )
 
 PROMPT = [11, 22, 33]
+IMAGES = ["data:image/png;base64,AAAA", "https://example.com/b.png"]
+HANDOFF = {
+    "do_remote_decode": False,
+    "do_remote_prefill": True,
+    "remote_engine_id": "prefill-0",
+    "remote_host": "127.0.0.1",
+    "remote_port": 20097,
+    "remote_block_ids": [7, 8],
+}
+# MessagePack of one uint8 tensor of three values, and the same with another last value.
+KWARGS = "gaxwaXhlbF92YWx1ZXOCpGRhdGGTpXVpbnQ4kQPHAwMBAgOlZmllbGSSp2JhdGNoZWSBq2tlZXBfb25fY3B1wg=="
+OTHER_KWARGS = "gaxwaXhlbF92YWx1ZXOCpGRhdGGTpXVpbnQ4kQPHAwMBAgSlZmllbGSSp2JhdGNoZWSBq2tlZXBfb25fY3B1wg=="
 
 
 def model_facts(**changes: Any) -> ModelFacts:
@@ -119,6 +131,38 @@ def rich_request(**top: Any) -> dict[str, Any]:
             **top,
         },
     )
+
+
+def multimodal_facts(**changes: Any) -> ModelFacts:
+    """The same model, able to take media."""
+    return model_facts(**{"supports_multimodal": True, **changes})
+
+
+def decode_request(**top: Any) -> dict[str, Any]:
+    """The rich request with a prefill worker's handoff."""
+    return rich_request(**{"prefill_result": {"disaggregated_params": dict(HANDOFF)}, **top})
+
+
+def media_request(**top: Any) -> dict[str, Any]:
+    """The minimal request with two images."""
+    return minimal_request(**{"multi_modal_data": {"image_url": [{"Url": url} for url in IMAGES]}, **top})
+
+
+def features(**changes: Any) -> dict[str, Any]:
+    """One prepared image; a change of None takes a member away."""
+    members: dict[str, Any] = {
+        "mm_hashes": {"image": ["producer-image-hash"]},
+        "mm_placeholders": {"image": [{"offset": 1, "length": 2}]},
+        "kwargs_data": {"image": [KWARGS]},
+        **changes,
+    }
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def features_request(prepared: Any = None, *, extra: dict[str, Any] | None = None, **top: Any) -> dict[str, Any]:
+    """The minimal request with prepared media in its envelope."""
+    envelope = {"sampling_params": {}, "features": features() if prepared is None else prepared}
+    return minimal_request(extra_args={"vllm_tito": envelope, **(extra or {})}, **top)
 
 
 def tokens(

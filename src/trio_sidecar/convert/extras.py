@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from trio_sidecar.convert.features import ROUTING_HASHES
 from trio_sidecar.convert.fields import Section, describe
 from trio_sidecar.convert.legacy import ENVELOPE
 from trio_sidecar.errors import InvalidRequest
@@ -26,6 +27,9 @@ _CANONICAL_BYPASS = "bypass_prefix_cache"
 _BYPASS_ALIAS = "skip_reading_prefix_cache"
 _KV = "kv_transfer_params"
 _ALLOWED = (_CANONICAL_BYPASS, _BYPASS_ALIAS, _KV)
+
+# What media say better themselves; a text request has no use for them, so there they are refused (R7.23).
+_SAID_BY_MEDIA = frozenset({"messages", "formatted_prompt", "mm_hashes"})
 
 # The front end answers these by itself; the engine has nothing to add.
 _FRONT_END_FIELDS = frozenset({"worker_id", "timing"})
@@ -112,11 +116,11 @@ def _check_extra_fields(nvext: Section) -> None:
             raise _unsupported(reason, ", ".join(sorted(_FRONT_END_FIELDS)))
 
 
-def read_extras(extra_args: Mapping[str, object], envelope: Envelope | None) -> Extras:
-    """Check the whitelist (R7.22) and read what it lets through (R7.68, R7.69)."""
+def read_extras(extra_args: Mapping[str, object], envelope: Envelope | None, *, has_media: bool) -> Extras:
+    """Check the whitelist (R7.22, R7.23) and read what it lets through (R7.68, R7.69)."""
     for key, value in extra_args.items():
-        consumed = key in _ALLOWED or key == ENVELOPE or (key == "nvext" and isinstance(value, Mapping))
-        if not consumed:
+        consumed = key in _ALLOWED or key in (ENVELOPE, ROUTING_HASHES) or (has_media and key in _SAID_BY_MEDIA)
+        if not consumed and not (key == "nvext" and isinstance(value, Mapping)):
             reason = f"extra_args.{key}"
             raise _unsupported(reason, ", ".join((*_ALLOWED, "nvext")))
     has_kv, kv = _KV in extra_args, extra_args.get(_KV)

@@ -14,9 +14,10 @@ import attrs
 
 from trio_sidecar.errors import InvalidRequest
 
-__all__ = ["MAX_INT32", "MAX_UINT32", "MIN_INT32", "Section", "check_text", "describe"]
+__all__ = ["MAX_INT32", "MAX_UINT32", "MAX_UINT64", "MIN_INT32", "Section", "check_text", "describe"]
 
 MAX_UINT32 = 2**32 - 1
+MAX_UINT64 = 2**64 - 1
 MAX_INT32 = 2**31 - 1
 MIN_INT32 = -(2**31)
 _MAX_INT64 = 2**63 - 1

@@ -13,9 +13,10 @@ import attrs
 from trio_sidecar.convert.fields import MAX_UINT32, Section, describe
 from trio_sidecar.errors import InvalidRequest
 
-__all__ = ["ENVELOPE", "Envelope", "check_members", "check_sampling_keys", "hydrate", "read_envelope"]
+__all__ = ["ENVELOPE", "FEATURES", "Envelope", "check_members", "check_sampling_keys", "hydrate", "read_envelope"]
 
 ENVELOPE = "vllm_tito"
+FEATURES = "features"
 
 _ALLOWED_MEMBERS = frozenset(
     {
@@ -27,7 +28,7 @@ _ALLOWED_MEMBERS = frozenset(
         "cache_salt",
         "priority",
         "kv_transfer_params",
-        "features",
+        FEATURES,
     }
 )
 _NULL_MEMBERS = frozenset(
@@ -75,6 +76,11 @@ class Envelope:
     def kv_transfer_params(self) -> object:
         """Its handoff payload, None if it has none (R7.68)."""
         return self.members.get("kv_transfer_params")
+
+    @property
+    def features(self) -> object:
+        """Its prepared media, None if it has none (spec 7.12)."""
+        return self.members.get(FEATURES)
 
 
 def read_envelope(extra_args: object) -> Envelope | None:

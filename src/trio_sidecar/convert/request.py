@@ -12,12 +12,12 @@ import attrs
 
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert import extras as extra_rules
-from trio_sidecar.convert import legacy, sampling
+from trio_sidecar.convert import handoff, legacy, media, sampling
+from trio_sidecar.convert.features import ROUTING_HASHES, read_features, read_routing_hashes
 from trio_sidecar.convert.fields import MAX_INT32, MIN_INT32, Section, check_text, describe
 from trio_sidecar.convert.modes import RULES, ModeRules
-from trio_sidecar.convert.struct import struct_from_json
 from trio_sidecar.errors import InvalidRequest
-from trio_sidecar.wire import GenerateRequest, KvCacheParameters, TokenIds
+from trio_sidecar.wire import GenerateRequest, KvCacheParameters, MediaItem, TokenIds
 from trio_sidecar.wire.methods import RANK_METADATA_KEY
 
 __all__ = ["ConvertedRequest", "ModelFacts", "ResponseOptionsState", "convert_request"]
@@ -55,6 +55,8 @@ class ResponseOptionsState:
         user_stop_ids: Stop ids that the user chose; a stop at one of them is reported.
         hidden_stop_ids: Stop ids that the model brings; a stop at one of them is not.
         mode: This worker's role.
+        expands_prompt: The engine expands raw media in the prompt and so counts more tokens than were sent (R8.29);
+            prepared media are expanded already (R8.31).
     """
 
     prompt_tokens: int
@@ -63,6 +65,7 @@ class ResponseOptionsState:
     user_stop_ids: frozenset[int] = frozenset()
     hidden_stop_ids: frozenset[int] = frozenset()
     mode: DisaggregationMode = DisaggregationMode.AGGREGATED
+    expands_prompt: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -106,34 +109,46 @@ def convert_request(request: Mapping[str, object], *, request_id: str, model: Mo
             is allowed.
     """
     rules = RULES[model.mode]
-    if not rules.supported:
-        reason = f"requests in {model.mode.value} mode are not supported; allowed is agg"
-        raise InvalidRequest(reason)
     top = Section(request)
-    _refuse_media(top, model)
+    raw = media.raw_media(top)
+    if raw and not model.supports_multimodal:
+        reason = f"multi_modal_data: model '{model.served_model_name}' does not advertise multimodal support"
+        raise InvalidRequest(reason)
     view = _read(top, model)
     token_ids = _prompt(top)
-    _refuse_unsupported(view, rules)
-    _refuse_preprocessed_media(view, rules)
+    prepared = view.envelope is not None and view.envelope.features is not None
+    has_media = bool(raw) or prepared
+    _refuse_unsupported(view, rules, has_media=has_media)
+    media.check_uuid_keys(top, has_media=bool(raw))
+    items = _media(view, rules, raw, len(token_ids))
     namespace = extra_rules.cache_namespace(view.routing)
     extra_args = _extra_args(view)
     extra_rules.check_nvext(extra_args, namespace)
-    extras = extra_rules.read_extras(extra_args, view.envelope)
+    extras = extra_rules.read_extras(extra_args, view.envelope, has_media=has_media)
     kv = KvCacheParameters(
         bypass_prefix_cache=extras.bypass_prefix_cache,
         cache_salt=extra_rules.cache_salt(namespace),
-        kv_transfer_params=struct_from_json(extras.kv_transfer_params, label="kv_transfer_params")
-        if extras.has_kv
-        else None,
+        kv_transfer_params=handoff.kv_transfer_params(top, extras, rules, has_media=has_media),
+        ec_transfer_params=handoff.ec_transfer_params(top, rules),
     )
-    encoder_result = top.get("encoder_result")
-    if encoder_result is not None:
-        if not isinstance(encoder_result, Mapping):
-            reason = "encoder_result"
-            raise top.refuse(reason, "a JSON object")
-        kv.ec_transfer_params = struct_from_json(encoder_result, label="ec_transfer_params")
     sampling.check_top_k_sign(view.sampling)
-    return _assemble(view, rules, token_ids, kv, request_id=request_id, model=model)
+    wire = _wire(view, rules, token_ids, kv, items)
+    wire.request_id = check_text(request_id, "request_id")
+    wire.model = model.served_model_name
+    wire.lora_name = _lora_name(view.routing, model)
+    return ConvertedRequest(
+        wire=wire,
+        metadata=_metadata(view.routing, rules),
+        response=ResponseOptionsState(
+            prompt_tokens=len(token_ids),
+            logprobs=view.output.uint32("logprobs"),
+            prompt_logprobs=view.output.uint32("prompt_logprobs"),
+            user_stop_ids=_stop_ids(view, "stop_token_ids"),
+            hidden_stop_ids=_stop_ids(view, "stop_token_ids_hidden"),
+            mode=model.mode,
+            expands_prompt=bool(raw),
+        ),
+    )
 
 
 def _read(top: Section, model: ModelFacts) -> _View:
@@ -164,18 +179,7 @@ def _prompt(top: Section) -> list[int]:
     return token_ids
 
 
-def _refuse_media(top: Section, model: ModelFacts) -> None:
-    media = top.section("multi_modal_data").values
-    if not any(media.values()):
-        return
-    if not model.supports_multimodal:
-        reason = f"multi_modal_data: model '{model.served_model_name}' does not advertise multimodal support"
-        raise InvalidRequest(reason)
-    reason = "multi_modal_data is not supported yet; allowed are requests that hold text only"
-    raise InvalidRequest(reason)
-
-
-def _refuse_unsupported(view: _View, rules: ModeRules) -> None:
+def _refuse_unsupported(view: _View, rules: ModeRules, *, has_media: bool) -> None:
     """Refuse what the protocol cannot express (spec 7.5)."""
     top = view.top
     if top.get("prompt_embeds") is not None:
@@ -183,6 +187,12 @@ def _refuse_unsupported(view: _View, rules: ModeRules) -> None:
         raise InvalidRequest(reason)
     if top.get("mm_processor_kwargs") is not None:
         reason = "mm_processor_kwargs is not supported; it must be absent"
+        raise InvalidRequest(reason)
+    if rules.media_only and not has_media:
+        reason = f"multi_modal_data is required in encode mode: {' or '.join(rules.media_only)} media"
+        raise InvalidRequest(reason)
+    if top.get("encoder_result") is not None and not rules.takes_encoder_result:
+        reason = "encoder_result must be absent in encode mode, which makes it"
         raise InvalidRequest(reason)
     if top.get("bootstrap_info") is not None:
         reason = "bootstrap_info: a bootstrap handoff is not supported; it must be absent"
@@ -198,20 +208,35 @@ def _refuse_unsupported(view: _View, rules: ModeRules) -> None:
     if not rules.zero_disables:
         sampling.check_zero_disables(view.sampling)
     sampling.check_length_penalty(view.sampling)
-    if any(top.section("multi_modal_uuids").values.values()):
-        reason = "multi_modal_uuids must come with media, got some without multi_modal_data"
+
+
+def _media(view: _View, rules: ModeRules, raw: media.RawMedia, prompt_tokens: int) -> list[MediaItem]:
+    """The media items, raw or prepared, and the checks around them."""
+    envelope = view.envelope
+    if envelope is not None and rules.envelope_whitelist:
+        legacy.check_sampling_keys(envelope)
+    if raw and envelope is not None and envelope.features is not None:
+        reason = f"multi_modal_data and {envelope.members.name(legacy.FEATURES)} cannot be mixed in one request"
         raise InvalidRequest(reason)
-
-
-def _refuse_preprocessed_media(view: _View, rules: ModeRules) -> None:
-    if view.envelope is not None:
-        if rules.envelope_whitelist:
-            legacy.check_sampling_keys(view.envelope)
-        legacy.check_members(view.envelope)
-        if view.envelope.members.get("features") is not None:
-            name = view.envelope.members.name("features")
-            reason = f"{name} is not supported yet; allowed are requests that hold text only"
-            raise InvalidRequest(reason)
+    items = media.raw_media_items(raw, view.top, view.extra_args)
+    prepared = None
+    if envelope is not None:
+        legacy.check_members(envelope)
+        if envelope.features is not None:
+            prepared = read_features(envelope.features, envelope.members.name(legacy.FEATURES))
+    routing_hashes = read_routing_hashes(view.extra_args)
+    if prepared is not None:
+        # Scoped by the adapter that the router saw, even where the name means the base model (R7.60).
+        lora_name = view.routing.text("lora_name") or ""
+        items = prepared.items(prompt_tokens=prompt_tokens, routing_hashes=routing_hashes, lora_name=lora_name)
+    elif routing_hashes is not None:
+        reason = f"extra_args.{ROUTING_HASHES} requires preprocessed multimodal features, got none"
+        raise InvalidRequest(reason)
+    allowed = [media.MODALITIES[name] for name in rules.media_only]
+    if allowed and any(item.modality not in allowed for item in items):
+        reason = f"encode mode takes {' and '.join(rules.media_only)} media only"
+        raise InvalidRequest(reason)
+    return items
 
 
 def _extra_args(view: _View) -> Mapping[str, object]:
@@ -223,38 +248,25 @@ def _extra_args(view: _View) -> Mapping[str, object]:
     return view.extra_args
 
 
-def _assemble(
-    view: _View, rules: ModeRules, token_ids: list[int], kv: KvCacheParameters, *, request_id: str, model: ModelFacts
-) -> ConvertedRequest:
-    user_stops = frozenset(view.stop.uint32s("stop_token_ids") or ())
-    hidden_stops = frozenset(view.stop.uint32s("stop_token_ids_hidden") or ())
-    wire = GenerateRequest(
-        request_id=check_text(request_id, "request_id"),
-        model=model.served_model_name,
+def _wire(
+    view: _View, rules: ModeRules, token_ids: list[int], kv: KvCacheParameters, items: list[MediaItem]
+) -> GenerateRequest:
+    stop_ids = _stop_ids(view, "stop_token_ids") | _stop_ids(view, "stop_token_ids_hidden")
+    return GenerateRequest(
         token_ids=TokenIds(ids=token_ids),
         temperature=sampling.temperature(view.sampling),
         sampling=sampling.random_sampling(view.sampling),
         decoding=sampling.decoding_parameters(view.sampling),
-        stopping=sampling.stopping_criteria(
-            view.stop, view.sampling, user_stops | hidden_stops, one_token=not rules.generates
-        ),
-        response=sampling.response_options(view.output),
+        stopping=sampling.stopping_criteria(view.stop, view.sampling, stop_ids, one_token=not rules.generates),
+        response=sampling.response_options(view.output, prompt_ids=rules.prompt_ids_with_media and bool(items)),
         kv=kv,
         priority=_priority(view.routing),
-        lora_name=_lora_name(view.routing, model),
+        media=items,
     )
-    return ConvertedRequest(
-        wire=wire,
-        metadata=_metadata(view.routing, rules),
-        response=ResponseOptionsState(
-            prompt_tokens=len(token_ids),
-            logprobs=view.output.uint32("logprobs"),
-            prompt_logprobs=view.output.uint32("prompt_logprobs"),
-            user_stop_ids=user_stops,
-            hidden_stop_ids=hidden_stops,
-            mode=model.mode,
-        ),
-    )
+
+
+def _stop_ids(view: _View, key: str) -> frozenset[int]:
+    return frozenset(view.stop.uint32s(key) or ())
 
 
 def _priority(routing: Section) -> int:

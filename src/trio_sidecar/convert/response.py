@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
-from trio_sidecar.convert.modes import RULES
+from trio_sidecar.convert.handoff import EC_PARAMS, KV_PARAMS, PROMPT_IDS_KEY
+from trio_sidecar.convert.modes import RULES, Terminal
 from trio_sidecar.convert.struct import Json, json_from_struct
 from trio_sidecar.errors import ProtocolError
 from trio_sidecar.wire import FinishInfoFinishReason
@@ -65,6 +66,7 @@ class Chunk(TypedDict, total=False):
     stop_reason: int | str
     completion_usage: Usage
     disaggregated_params: dict[str, Json]
+    encoder_result: dict[str, Json]
     engine_data: dict[str, Json]
 
 
@@ -97,7 +99,10 @@ class ResponseConverter:
         "_emit_text",
         "_generates",
         "_options",
+        "_prompt_ids",
         "_prompt_rows",
+        "_prompt_tokens",
+        "_terminal",
         "_want_logprobs",
         "_want_rows",
         "aborted_by_engine",
@@ -108,6 +113,9 @@ class ResponseConverter:
     def __init__(self, options: ResponseOptionsState) -> None:
         self._options = options
         self._generates = RULES[options.mode].generates
+        self._terminal = RULES[options.mode].terminal
+        self._prompt_tokens = options.prompt_tokens
+        self._prompt_ids: list[int] | None = None
         self._want_logprobs = options.logprobs is not None and self._generates
         self._want_rows = self._want_logprobs and bool(options.logprobs)
         self._emit_text = self._generates and not self._want_logprobs
@@ -136,6 +144,9 @@ class ResponseConverter:
             raise ProtocolError(reason)
         if outputs.num_tokens != count:
             reason = f"num_tokens {outputs.num_tokens}, but {count} token ids"
+            raise ProtocolError(reason)
+        if count and self._terminal is Terminal.EC_HANDOFF:
+            reason = f"an encode response produced output tokens: {count}"
             raise ProtocolError(reason)
         if self._want_logprobs and not (
             len(outputs.logprobs) == len(outputs.ranks) == len(outputs.candidate_tokens) == count
@@ -181,12 +192,33 @@ class ResponseConverter:
         if finish.num_cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": finish.num_cached_tokens}
         chunk["completion_usage"] = usage
-        if finish.kv_transfer_params is not None:
-            chunk["disaggregated_params"] = json_from_struct(finish.kv_transfer_params, label="kv_transfer_params")
+        aborted = reason == _CANCELLED
+        # What an aborted prefill or encode left behind is no handoff (R8.32, R8.38); its prompt data are still good.
+        if not (aborted and self._terminal is not Terminal.ANSWER):
+            self._add_payload(chunk, finish)
         if self._prompt_rows is not None:
             chunk["engine_data"] = {"prompt_logprobs": self._prompt_rows}
-        self.aborted_by_engine = reason == _CANCELLED
+        self.aborted_by_engine = aborted
         self.finished = True
+
+    def _add_payload(self, chunk: Chunk, finish: FinishInfo) -> None:
+        """What the terminal hands over to another worker or to a connector (R8.16, 8.8, 8.9)."""
+        if self._terminal is Terminal.EC_HANDOFF:
+            chunk["encoder_result"] = _encoder_result(finish)
+            return
+        if finish.kv_transfer_params is not None:
+            params = json_from_struct(finish.kv_transfer_params, label=KV_PARAMS)
+        elif self._terminal is Terminal.KV_HANDOFF:
+            reason = f"a prefill terminal is missing {KV_PARAMS}"
+            raise ProtocolError(reason)
+        else:
+            return
+        if self._terminal is Terminal.KV_HANDOFF and self._options.expands_prompt:
+            if self._prompt_ids is None:
+                reason = "a multimodal prefill did not return the expanded prompt's token ids"
+                raise ProtocolError(reason)
+            params[PROMPT_IDS_KEY] = list(self._prompt_ids)
+        chunk["disaggregated_params"] = params
 
     def _stop_reason(self, finish: FinishInfo) -> int | str | None:
         """What the user may learn of the stop (8.4): a string, or an id unless only the model chose it."""
@@ -200,7 +232,7 @@ class ResponseConverter:
         return eos if eos is not None and eos in user else None
 
     def _usage(self) -> Usage:
-        prompt = self._options.prompt_tokens
+        prompt = self._prompt_tokens
         completion = self.completion_tokens if self._generates else 0
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
@@ -214,18 +246,36 @@ class ResponseConverter:
             ]
 
     def _take_prompt_info(self, info: PromptInfo) -> None:
-        expected = self._options.prompt_tokens
-        if info.num_prompt_tokens != expected:
-            reason = f"prompt token count {info.num_prompt_tokens}, but {expected} were sent"
-            raise ProtocolError(reason)
+        count = info.num_prompt_tokens
+        if count != self._prompt_tokens:
+            if not self._options.expands_prompt:
+                reason = f"prompt token count {count}, but {self._prompt_tokens} were sent"
+                raise ProtocolError(reason)
+            self._prompt_tokens = count
+        if self._options.expands_prompt and self._terminal is Terminal.KV_HANDOFF and info.token_ids:
+            if len(info.token_ids) != count:
+                reason = f"a multimodal prefill returned {len(info.token_ids)} prompt token ids, but counted {count}"
+                raise ProtocolError(reason)
+            self._prompt_ids = info.token_ids
         if self._options.prompt_logprobs is None:
             return
         lengths = [len(column) for column in (info.token_ids, info.logprobs, info.ranks, info.candidate_tokens)]
-        if any(length != expected for length in lengths):
+        if any(length != count for length in lengths):
             names = "token_ids, logprobs, ranks, candidate_tokens"
-            reason = f"prompt logprob array lengths {lengths} ({names}), expected {expected} each"
+            reason = f"prompt logprob array lengths {lengths} ({names}), expected {count} each"
             raise ProtocolError(reason)
         self._prompt_rows = _prompt_rows(info)
+
+
+def _encoder_result(finish: FinishInfo) -> dict[str, Json]:
+    """The payload of an encode terminal, which has to be a stop and to bring one (R8.34 to R8.36)."""
+    if int(finish.finish_reason) != int(FinishInfoFinishReason.STOP):
+        reason = f"an encode terminal has the invalid finish reason {finish.finish_reason!r}; expected is a stop"
+        raise ProtocolError(reason)
+    if finish.ec_transfer_params is None:
+        reason = f"an encode terminal is missing valid {EC_PARAMS}"
+        raise ProtocolError(reason)
+    return json_from_struct(finish.ec_transfer_params, label=EC_PARAMS)
 
 
 def _finish_reason(finish: FinishInfo) -> str:

@@ -117,11 +117,16 @@ def stopping_criteria(
     )
 
 
-def response_options(output: Section) -> ResponseOptions:
-    """What the answers shall carry; a count of 0 still asks for the selected token's logprob."""
+def response_options(output: Section, *, prompt_ids: bool) -> ResponseOptions:
+    """What the answers shall carry; a count of 0 still asks for the selected token's logprob.
+
+    Args:
+        output: The output options.
+        prompt_ids: Ask for the prompt's token ids even where no logprobs of it are wanted.
+    """
     logprobs, prompt_logprobs = output.uint32("logprobs"), output.uint32("prompt_logprobs")
     return ResponseOptions(
-        prompt_token_ids=prompt_logprobs is not None,
+        prompt_token_ids=prompt_ids or prompt_logprobs is not None,
         prompt_logprobs=prompt_logprobs is not None,
         prompt_candidates=candidates(prompt_logprobs, "prompt_logprobs"),
         output_text=True,

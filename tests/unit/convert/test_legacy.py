@@ -107,7 +107,6 @@ def test_logprob_counts(key: str) -> None:
         ({"sampling_params": {}, "unknown": 1}, "extra_args.vllm_tito.unknown is not supported"),
         ({"sampling_params": {}, "token_offsets": []}, "extra_args.vllm_tito.token_offsets must be null, got an array"),
         ({"sampling_params": {}, "return_token_ids": True}, "vllm_tito.return_token_ids must be null, got true"),
-        ({"sampling_params": {}, "features": {}}, "extra_args.vllm_tito.features is not supported yet"),
         ({"sampling_params": {"temperature": "hot"}}, "sampling_params.temperature must be a number"),
         ({"sampling_params": {"top_k": 1.5}}, "sampling_params.top_k must be an integer"),
         ({"sampling_params": {"seed": True}}, "sampling_params.seed must be an integer"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trio_sidecar.config import DisaggregationMode
-from trio_sidecar.convert.modes import RULES
+from trio_sidecar.convert.modes import RULES, KvSource, Terminal
 
 
 @pytest.mark.rule("7.10", "R7.4", "R7.5")
@@ -30,7 +30,36 @@ def test_the_mode_table(
     assert rank == rules.rank_source.value
 
 
+@pytest.mark.rule("7.10", "8.8", "8.9", "R7.50")
+@pytest.mark.parametrize(
+    ("mode", "kv", "encoder_result", "prompt_ids", "media_only", "terminal"),
+    [
+        (DisaggregationMode.AGGREGATED, KvSource.CALLER, True, False, (), Terminal.ANSWER),
+        (DisaggregationMode.PREFILL, KvSource.CALLER_FORCED, True, True, (), Terminal.KV_HANDOFF),
+        (DisaggregationMode.DECODE, KvSource.PREFILL_RESULT, True, False, (), Terminal.ANSWER),
+        (DisaggregationMode.ENCODE, KvSource.NONE, False, False, ("image", "video"), Terminal.EC_HANDOFF),
+    ],
+    ids=lambda value: getattr(value, "value", None),
+)
+def test_the_handoffs_of_the_mode_table(
+    mode: DisaggregationMode,
+    kv: KvSource,
+    encoder_result: bool,
+    prompt_ids: bool,
+    media_only: tuple[str, ...],
+    terminal: Terminal,
+) -> None:
+    """Every mode takes and makes the payloads of the specification's table."""
+    rules = RULES[mode]
+    assert (kv, encoder_result, prompt_ids, media_only, terminal) == (
+        rules.kv_source,
+        rules.takes_encoder_result,
+        rules.prompt_ids_with_media,
+        rules.media_only,
+        rules.terminal,
+    )
+
+
 def test_every_mode_has_rules() -> None:
-    """No role is missing from the table, and aggregated requests are the ones converted so far."""
+    """No role is missing from the table."""
     assert set(DisaggregationMode) == set(RULES)
-    assert [DisaggregationMode.AGGREGATED] == [mode for mode, rules in RULES.items() if rules.supported]

@@ -8,7 +8,6 @@ import pytest
 
 from support.conversion import convert, dig, refused, wire
 from support.samples import PROMPT, minimal_request, model_facts, rich_request
-from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.struct import json_from_struct
 from trio_sidecar.errors import InvalidRequest
@@ -388,31 +387,6 @@ def test_adapter_on_a_model_without_lora() -> None:
     assert "did not advertise" in message
     assert "adapter-a" in message
     assert "" == wire(minimal_request(routing={"lora_name": "served-model"}), model).lora_name
-
-
-@pytest.mark.rule("R7.49")
-def test_media_is_refused_before_anything_else() -> None:
-    """Media on a text model is refused as such, whatever else is wrong; on a multimodal one it is not supported yet."""
-    request = minimal_request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,"}]}, token_ids=[])
-    assert "does not advertise multimodal support" in refused(request)
-    assert "not supported yet" in refused(request, model_facts(supports_multimodal=True))
-
-
-@pytest.mark.parametrize(
-    "mode", [DisaggregationMode.PREFILL, DisaggregationMode.DECODE, DisaggregationMode.ENCODE], ids=lambda m: m.value
-)
-def test_other_modes_are_refused(mode: DisaggregationMode) -> None:
-    """A mode that is not converted yet is refused by name instead of half served."""
-    message = refused(minimal_request(), model_facts(mode=mode))
-    assert f"{mode.value} mode" in message
-
-
-@pytest.mark.rule("7.10")
-def test_encoder_result_is_forwarded() -> None:
-    """In aggregated mode an encoder's result goes to the engine."""
-    converted = wire(minimal_request(encoder_result={"ec_items": [{"key": "image-a"}]}))
-    struct = dig(converted, "kv.ec_transfer_params")
-    assert {"ec_items": [{"key": "image-a"}]} == json_from_struct(struct, label="ec")  # type: ignore[arg-type]
 
 
 def test_request_id_must_be_text_that_utf8_can_carry() -> None:

@@ -195,22 +195,13 @@ def test_finish_reasons(reason: FinishInfoFinishReason, name: str, aborted: bool
 @pytest.mark.rule("R8.13")
 @pytest.mark.parametrize(
     ("mode", "completion"),
-    [(DisaggregationMode.AGGREGATED, 3), (DisaggregationMode.DECODE, 3), (DisaggregationMode.PREFILL, 0)],
+    [(DisaggregationMode.AGGREGATED, 3), (DisaggregationMode.DECODE, 3)],
 )
 def test_usage(mode: DisaggregationMode, completion: int) -> None:
-    """Usage counts prompt, completion and both; a prefill completes nothing."""
+    """Usage counts prompt, completion and both."""
     *_, last = run([tokens(42), tokens(43, 44), tokens(finish=finished(3))], mode=mode)
     expected = {"prompt_tokens": 3, "completion_tokens": completion, "total_tokens": 3 + completion}
     assert expected == last["completion_usage"]
-
-
-@pytest.mark.rule("R8.6")
-@pytest.mark.parametrize("mode", [DisaggregationMode.PREFILL, DisaggregationMode.ENCODE], ids=lambda mode: mode.value)
-def test_roles_that_do_not_generate_emit_the_terminal_only(mode: DisaggregationMode) -> None:
-    """Prefill and encode emit neither ids nor text, and nothing before the end."""
-    (only,) = run([tokens(42, text="x"), tokens(43, text="y", finish=finished(2))], mode=mode)
-    assert [] == only["token_ids"]
-    assert "text" not in only
 
 
 @pytest.mark.rule("FR-073")
