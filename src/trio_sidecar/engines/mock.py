@@ -1,9 +1,4 @@
-"""The mock engine: deterministic, no GPU, no torch; a real engine behind the contract (spec 16).
-
-Tokens are made when they are read, not when they are due, so a request costs no memory for what nobody reads and needs
-no task of its own. The pace is an absolute schedule: token *n* is due ``ttft + n * itl`` after the request began to
-run, however late the earlier ones were read, so the pace does not drift and a stalled reader catches up in one call.
-"""
+"""The mock engine: deterministic, no GPU, no torch; a real engine behind the contract (spec 16)."""
 
 from __future__ import annotations
 
@@ -12,23 +7,22 @@ import itertools
 import uuid
 from collections import defaultdict
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import betterproto2
 import structlog
 
-from trio_sidecar.bridge import aio_checkpoint, aio_now
-from trio_sidecar.bridge.alarm import AioAlarm
+from trio_sidecar.bridge import aio_now
 from trio_sidecar.engines.mock_facts import MockFacts
 from trio_sidecar.engines.mock_output import MockOutput
 from trio_sidecar.engines.mock_request import accept
+from trio_sidecar.engines.mock_stream import MockStream
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.wire import (
     AbortRequest,
     AbortResponse,
     GenerateRequest,
-    GenerateResponse,
     GetKvEventSourcesRequest,
     GetKvEventSourcesResponse,
     GetModelInfoRequest,
@@ -39,7 +33,6 @@ from trio_sidecar.wire.methods import CONTROL, INFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
-    from types import TracebackType
 
     from trio_sidecar.config import MockSettings
     from trio_sidecar.wire.methods import Method
@@ -48,12 +41,6 @@ __all__ = ["MockEngine", "MockStatistics", "open_mock"]
 
 Req = TypeVar("Req", bound=betterproto2.Message)
 Resp = TypeVar("Resp", bound=betterproto2.Message)
-
-MAX_ANSWERS_PER_RECEIVE = 64
-"""How many answers one receive returns at most, so that a flood shares the loop."""
-
-TIMER_SLACK_SECS = 0.001
-"""uvloop's clock counts milliseconds, and a timer may fire half of one early; the next token then counts as due."""
 
 SERVING_NAMES = ("", INFERENCE, CONTROL)
 
@@ -142,6 +129,7 @@ class MockEngine:
     def close(self) -> None:
         """Fail what is open, and refuse what comes."""
         self._closed = True
+        self._waiting.clear()
         self._health = HealthCheckResponseServingStatus.NOT_SERVING
         for stream in tuple(self._streams):
             stream.fail(RpcError(StatusCode.UNAVAILABLE, "the mock engine is closed"))
@@ -194,11 +182,12 @@ class MockEngine:
             if len(self._streams) >= self.facts.max_concurrent_requests:
                 reason = f"all {self.facts.max_concurrent_requests} concurrent requests are taken"
                 raise RpcError(StatusCode.RESOURCE_EXHAUSTED, reason)
+            if not job.request_id:
+                job = attrs.evolve(job, request_id=str(uuid.uuid4()))
+            output = MockOutput(job, self.facts)
         except RpcError:
             self._refused += 1
             raise
-        if not job.request_id:
-            job = attrs.evolve(job, request_id=str(uuid.uuid4()))
         stream.request_id = job.request_id
         self._accepted += 1
         self._streams.add(stream)
@@ -206,7 +195,7 @@ class MockEngine:
         heapq.heappush(self._waiting, (job.priority, next(self._arrivals), stream))
         log.debug("mock_request_started", request_id=job.request_id, open=len(self._streams))
         self._start_waiting()
-        return MockOutput(job, self.facts)
+        return output
 
     def release(self, stream: MockStream) -> None:
         """Forget a stream and let the next one run (for the stream only)."""
@@ -234,124 +223,3 @@ class MockEngine:
             if stream in self._streams:
                 self._running.add(stream)
                 stream.start(aio_now())
-
-
-class MockStream:
-    """One generation of the mock engine: the async context manager and the stream in one.
-
-    Attributes:
-        request_id: The caller's, or the one the engine made, once entered.
-    """
-
-    def __init__(self, engine: MockEngine, request: GenerateRequest, metadata: Mapping[str, str]) -> None:
-        self.request = request
-        self.metadata = metadata
-        self.request_id = request.request_id
-        self._engine = engine
-        self._alarm = AioAlarm()
-        self._output: MockOutput | None = None
-        self._first_due: float | None = None
-        self._prompt_info_sent = False
-        self._aborted = False
-        self._failure: RpcError | None = None
-
-    async def __aenter__(self) -> Self:
-        self._output = self._engine.admit(self)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._engine.release(self)
-
-    @property
-    def end_reason(self) -> str:
-        """Why it has ended, or ``dropped`` if it is left before its end."""
-        if self._failure is not None:
-            return "failed"
-        if self._aborted:
-            return "aborted"
-        return "finished" if self._output is not None and self._output.is_finished() else "dropped"
-
-    async def aio_receive(self) -> Sequence[GenerateResponse]:
-        """Wait for answers, then take all that are due; see the contract."""
-        output = self._entered()
-        if output.is_finished():
-            return ()
-        if self._due(output) > 0:
-            # Without this a reader that is always served at once would keep the loop to itself.
-            await aio_checkpoint()
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            if self._aborted:
-                return self._last_words(output)
-            due = self._due(output)
-            if due > 0:
-                break
-            await self._alarm.aio_wait_until(self._next_due(output))
-        answers = [] if self._prompt_info_sent else [self._take_prompt_info(output)]
-        for _ in range(min(due, MAX_ANSWERS_PER_RECEIVE)):
-            answers.append(output.step())
-            if output.is_finished():
-                self._done()
-                break
-        return answers
-
-    def start(self, now: float) -> None:
-        """Begin to run: the clock of this stream starts (for the engine only)."""
-        self._first_due = now + self._engine.facts.ttft_secs
-        self._alarm.ring()
-
-    def abort(self) -> bool:
-        """End with an ABORTED answer; whether that changed anything (for the engine only)."""
-        if self._aborted or (self._output is not None and self._output.is_finished()):
-            return False
-        self._aborted = True
-        self._done()
-        self._alarm.ring()
-        return True
-
-    def fail(self, error: RpcError) -> None:
-        """End with an error (for the engine only)."""
-        if self._failure is None:
-            self._failure = error
-            self._done()
-            self._alarm.ring()
-
-    def _due(self, output: MockOutput) -> int:
-        """How many tokens are due and not made."""
-        if self._first_due is None:
-            return 0
-        late = aio_now() - self._first_due + TIMER_SLACK_SECS
-        interval = self._engine.facts.itl_secs
-        if late < 0.0:
-            return 0
-        if interval <= 0.0:
-            return MAX_ANSWERS_PER_RECEIVE
-        return int(late / interval) + 1 - output.num_tokens
-
-    def _next_due(self, output: MockOutput) -> float | None:
-        """When the next token is due; None while the stream waits for its turn."""
-        if self._first_due is None:
-            return None
-        return self._first_due + output.num_tokens * self._engine.facts.itl_secs
-
-    def _take_prompt_info(self, output: MockOutput) -> GenerateResponse:
-        self._prompt_info_sent = True
-        return output.prompt_info()
-
-    def _last_words(self, output: MockOutput) -> list[GenerateResponse]:
-        answers = [] if self._prompt_info_sent else [self._take_prompt_info(output)]
-        answers.append(output.aborted())
-        return answers
-
-    def _done(self) -> None:
-        """The work has ended; the place is free even before the reader leaves."""
-        self._engine.release(self)
-
-    def _entered(self) -> MockOutput:
-        if self._output is None:
-            reason = "the stream was not entered"
-            raise RuntimeError(reason)
-        return self._output

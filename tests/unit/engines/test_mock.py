@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
 
 from support.mock_engine import aio_collect, finish_of, ids_of, mock_settings, outputs_of, request_of, token_settings
 from trio_sidecar.bridge import aio_now, aio_sleep, run_aio
-from trio_sidecar.engines.mock import MAX_ANSWERS_PER_RECEIVE, MockEngine, MockStatistics, open_mock
+from trio_sidecar.engines.mock import MockEngine, MockStatistics, open_mock
+from trio_sidecar.engines.mock_stream import MAX_ANSWERS_PER_RECEIVE
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.wire import (
     AbortRequest,
@@ -291,12 +293,13 @@ async def test_closing_the_engine_fails_what_is_open(aio_loop: object, autojump_
         caught.append(error.value)
 
     async with trio.open_nursery() as nursery:
-        async with open_mock(PACED) as engine:
+        async with open_mock(attrs.evolve(PACED, max_num_seqs=1)) as engine:
+            nursery.start_soon(ask)
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
         assert 0 == engine.statistics().open
         await ask()
-    assert [StatusCode.UNAVAILABLE] * 2 == [error.status for error in caught]
+    assert [StatusCode.UNAVAILABLE] * 3 == [error.status for error in caught]
     assert HealthCheckResponseServingStatus.NOT_SERVING == await run_aio(engine.aio_check_health, "")
 
 

@@ -1,0 +1,77 @@
+"""The server as a process runs it, on both hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from support.mock_engine import token_settings
+from support.serving import CLIENT_OPTIONS, LOOPBACK, Client, generate_request
+from trio_sidecar.bridge import Host, run
+from trio_sidecar.config import ServerSettings
+from trio_sidecar.engines.mock import open_mock
+from trio_sidecar.server import run_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def run_with_client(host: Host, signum: int, ask: Callable[[Client, Callable[[], None]], Any]) -> Any:
+    """Run the server until the client, in a thread, has had the signal sent; what the client got."""
+    results: list[Any] = []
+    threads: list[threading.Thread] = []
+
+    def stop() -> None:
+        os.kill(os.getpid(), signum)
+
+    def talk(address: str) -> None:
+        try:
+            with grpc.insecure_channel(address, CLIENT_OPTIONS) as channel:
+                results.append(ask(Client(channel), stop))
+        except BaseException as error:  # noqa: BLE001, ASYNC103 - a thread; the test's assertion shows it
+            results.append(error)
+            stop()
+
+    def on_listening(address: str) -> None:
+        threads.append(threading.Thread(target=talk, args=(address,)))
+        threads[-1].start()
+
+    settings = ServerSettings(listen=LOOPBACK, drain_secs=5.0)
+    run(run_server, open_mock(token_settings(itl_ms=10.0)), settings, on_listening, host=host)
+    for thread in threads:
+        thread.join(5)
+    return results
+
+
+@pytest.mark.rule("FR-049", "FR-050")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(host: Host, signum: int) -> None:
+    """A stream that runs when the signal comes ends whole, a second signal changes nothing, and the run returns."""
+
+    def ask(client: Client, stop: Callable[[], None]) -> tuple[int, grpc.StatusCode]:
+        stream = client.generate(generate_request())
+        messages = [next(stream)]
+        stop()
+        messages += [next(stream), next(stream)]
+        stop()
+        messages += stream
+        return len(messages), stream.code()
+
+    assert [(21, grpc.StatusCode.OK)] == run_with_client(host, signum, ask)
+
+
+def test_streams_at_once_on_both_hosts(host: Host) -> None:
+    """Thirty-two paced streams on one connection end whole."""
+
+    def ask(client: Client, stop: Callable[[], None]) -> list[int]:
+        streams = [client.generate(generate_request()) for _ in range(32)]
+        counts = [len(list(stream)) for stream in streams]
+        stop()
+        return counts
+
+    assert [[21] * 32] == run_with_client(host, signal.SIGTERM, ask)
