@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Peer", "PeerConnection", "PeerStream", "open_peer"]
 
 _RECEIVE_BYTES = 65536
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_FRAME_HEADER_BYTES = 9
+_RST_STREAM = 3
 _GRPC_HEADERS = ((":status", "200"), ("content-type", "application/grpc"))
 
 
@@ -51,7 +54,7 @@ class PeerStream:
         headers: The request's headers.
         body: The request's bytes so far, framing included.
         body_ended: Set when the request is complete.
-        reset_codes: Error codes of the RST_STREAM frames that the client sent.
+        reset_codes: Error codes of the RST_STREAM frames that the client sent, also of those that came too late.
         gone: Set when the stream is over for the client: reset, or its connection lost.
         scope: The script's cancel scope.
     """
@@ -141,6 +144,7 @@ class PeerConnection:
             )
         )
         self._stream = stream
+        self._unread = b""
         self._sending = trio.Lock()
         self._window = trio.Event()
 
@@ -219,6 +223,7 @@ class PeerConnection:
                 if greets:
                     for event in self.h2.receive_data(data):
                         self._handle(event, nursery)
+                    self._record_resets(data)
                     await self.flush()
         except (trio.BrokenResourceError, trio.ClosedResourceError, h2.exceptions.ProtocolError) as error:
             self.peer.faults.append(error)
@@ -243,11 +248,24 @@ class PeerConnection:
                 self.streams[event.stream_id].body_ended.set()
             case h2.events.StreamReset():
                 stream = self.streams[event.stream_id]
-                stream.reset_codes.append(int(event.error_code))
                 stream.gone.set()
                 stream.scope.cancel()
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 self._window.set()
+
+    def _record_resets(self, data: bytes) -> None:
+        """Look for RST_STREAM in the bytes, since h2 does not report one for a stream that is over."""
+        unread = (self._unread + data).removeprefix(_PREFACE)
+        at = 0
+        while len(unread) - at >= _FRAME_HEADER_BYTES:
+            end = at + _FRAME_HEADER_BYTES + int.from_bytes(unread[at : at + 3], "big")
+            if end > len(unread):
+                break
+            if unread[at + 3] == _RST_STREAM:
+                stream_id = int.from_bytes(unread[at + 5 : at + 9], "big")
+                self.streams[stream_id].reset_codes.append(int.from_bytes(unread[at + 9 : end], "big"))
+            at = end
+        self._unread = unread[at:]
 
     async def _play(self, stream: PeerStream) -> None:
         with stream.scope:

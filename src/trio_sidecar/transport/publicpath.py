@@ -21,6 +21,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.exceptions import ProtocolError as GrpclibProtocolError
 from h2.exceptions import H2Error
 
+from trio_sidecar.bridge import aio_timeout
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.transport.connection import ConnectionState, NotProcessed, log
 from trio_sidecar.transport.framing import check_metadata, status_of_reset
@@ -35,6 +36,9 @@ __all__ = ["PublicConnection", "aio_connect"]
 
 _ASSUMED_STREAM_LIMIT = 100
 """The lowest that HTTP/2 recommends (RFC 9113, 6.5.2)."""
+
+_TRAILERS_SECS = 0.5
+"""Trailers come with the end of the stream, so they are there already; this is only for those that never come."""
 
 _RESET_CODE = re.compile(r"reset by remote party, error_code: (?:\w+\.\w+ )?(\d+)")
 
@@ -211,12 +215,23 @@ class _PublicStream:
         self._stream = stream
         self.headers = {key: str(value) for key, value in (stream.initial_metadata or {}).items()}
 
+    async def _aio_end(self) -> None:
+        """Read the status; if the stream ended without trailers, grpclib would wait for them for ever."""
+        limit = aio_timeout(_TRAILERS_SECS)
+        try:
+            async with limit:
+                await self._stream.recv_trailing_metadata()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise RpcError(StatusCode.UNKNOWN, "the response has no grpc-status") from error
+
     async def aio_receive(self) -> list[bytes]:
         """Wait for one message."""
         try:
             message = await self._stream.recv_message()
             if message is None:
-                await self._stream.recv_trailing_metadata()
+                await self._aio_end()
                 return []
         except _GRPCLIB_ERRORS as error:
             raise self._connection.translated(error) from error

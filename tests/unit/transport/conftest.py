@@ -33,10 +33,8 @@ def connect(fast: bool, aio_loop: object) -> Connect:
     """A way to open connections, for ``async with``."""
 
     @asynccontextmanager
-    async def connect_to(peer: Peer, max_message_bytes: int = 64 << 20) -> AsyncIterator[Connection]:
-        settings = ConnectionSettings(
-            endpoint=GrpcEndpoint.parse(f"127.0.0.1:{peer.port}"), max_message_bytes=max_message_bytes
-        )
+    async def connect_to(peer: Peer, **more: int) -> AsyncIterator[Connection]:
+        settings = ConnectionSettings(endpoint=GrpcEndpoint.parse(f"127.0.0.1:{peer.port}"), **more)
 
         async def aio_main() -> Connection:
             return await aio_connect(settings, lambda connection: None, fast=fast)

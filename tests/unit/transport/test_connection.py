@@ -619,15 +619,55 @@ async def test_a_peer_that_overruns_the_window_is_cut_off(connect: Connect, coll
 
 
 async def test_a_response_with_content_length(connect: Connect, collect: Collect) -> None:
-    """A content length, which gRPC servers do not send but proxies may, does no harm."""
+    """A content length, which gRPC servers do not send but proxies may, does the connection no harm."""
 
     async def script(stream: PeerStream) -> None:
         await stream.send_headers(("content-length", "18"))
-        await stream.send_message(b"four", b"four")
-        await stream.send_trailers()
+        await stream.send_message(b"four", b"four", end_stream=True)
 
     async with open_peer(script) as peer, connect(peer) as connection:
-        assert [b"four", b"four"] == await collect(connection)
+        assert "no grpc-status" in (await failing(collect, connection)).detail
+        peer.script = script_echo
+        assert [b"x"] == await collect(connection, request=b"x")
+
+
+@fast_only
+async def test_the_greeting(connect: Connect, collect: Collect, fast: bool) -> None:
+    """A peer is told the windows of stream and connection, and that pushes are not wanted."""
+    async with open_peer(script_echo) as peer, connect(peer) as connection:
+        assert [b"x"] == await collect(connection, request=b"x")
+        h2 = peer.connections[0].h2
+        assert (1 << 20, 0) == (h2.remote_settings.initial_window_size, h2.remote_settings.enable_push)
+        assert 64 << 20 == h2.outbound_flow_control_window + len(b"\0\0\0\0\x01x")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["unread", "late"])
+async def test_window_of_streams_left_early_comes_back(
+    connect: Connect, collect: Collect, fast: bool, late: bool
+) -> None:
+    """What nobody read of streams that were left does not use up the connection's window."""
+    if late and not fast:
+        pytest.skip("grpclib's own business")
+
+    async def script(stream: PeerStream) -> None:
+        await stream.send_headers()
+        if not late:
+            await stream.send_message(*[bytes(16379)] * 32)
+        frame = (16384).to_bytes(3, "big") + b"\0\0" + stream.id.to_bytes(4, "big") + b"\0\0\0\x3f\xfb" + bytes(16379)
+        with trio.CancelScope(shield=late):
+            await stream.gone.wait()
+            for _ in range(32):
+                await stream.connection.send_bytes(frame)
+
+    async def aio_main(connection: Connection) -> None:
+        async with connection.aio_open("/t.T/Stream", b"", metadata={}):
+            await aio_sleep(0.05)
+
+    async with open_peer(script) as peer, connect(peer, connection_window_bytes=2 << 20) as connection:
+        for _ in range(10):
+            await run_aio(aio_main, connection)
+        peer.script = script_echo
+        assert [bytes(1 << 20)] == await collect(connection, request=bytes(1 << 20))
 
 
 @fast_only
