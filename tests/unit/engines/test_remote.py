@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from concurrent import futures
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ from trio_sidecar.errors import ErrorKind, ProtocolError, RpcError, StatusCode
 from trio_sidecar.testing.fake_engine import finish, tokens
 from trio_sidecar.testing.peer import PeerStream, open_peer
 from trio_sidecar.transport.client import Client
+from trio_sidecar.transport.fastconnection import FastConnection
 from trio_sidecar.wire.codec import EncodeError, decode, encode
 from trio_sidecar.wire.methods import GENERATE_STREAM, GET_MODEL_INFO, GET_SERVER_INFO, HEALTH_CHECK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SERVING = wire.HealthCheckResponseServingStatus.SERVING
 
@@ -281,6 +283,41 @@ def test_a_real_server_answers(host: Host) -> None:
 
     with real_server() as (_, port):
         run(main, port, host=host)
+
+
+@pytest.mark.rule("E5", "FR-001", "FR-010")
+def test_cancelled_generations_are_reset_at_once(host: Host) -> None:
+    """Generations that are cancelled before and after their headers are reset with CANCEL on either host."""
+
+    async def script(stream: PeerStream) -> None:
+        if len(stream.connection.streams) % 2:
+            await stream.send_headers()
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with open_peer(script) as peer, open_remote(settings(peer.port, 2)) as engine:
+            async with trio.open_nursery() as nursery:
+                for _ in range(100):
+                    nursery.start_soon(run_aio, aio_ids, engine, {})
+                await wait_until(lambda: len(peer.streams) == 100)
+                nursery.cancel_scope.cancel()
+            start = trio.current_time()
+            await wait_until(lambda: len(peer.reset_codes) == 100)
+            assert trio.current_time() - start < 0.5
+            assert {8} == set(peer.reset_codes)
+            assert (0, 2) == (engine.pool.statistics().open_streams, engine.pool.statistics().idle)
+            for slot in engine.pool.slots:
+                assert isinstance(slot.connection, FastConnection)
+                raw = slot.connection.protocol.transport.get_extra_info("socket")
+                assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    run(main, host=host)
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 - what the peer has seen comes over a real socket
+            await trio.sleep(0.005)
 
 
 @pytest.mark.rule("E1")
