@@ -43,7 +43,7 @@ def up(flags: Flags, environ: Environ) -> int:
     settings = resolve(UpSettings, flags=flags, environ=environ)
     # So that a wrong flag fails here, not in a child.
     resolve(MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags))
-    _need_dynamo("trio-sidecar up")
+    _need_dynamo("this command")
     import trio  # noqa: PLC0415
 
     from trio_sidecar.up.run import own_commands, run_up  # noqa: PLC0415
@@ -58,7 +58,7 @@ def worker(flags: Flags, environ: Environ) -> int:
     settings = resolve(WorkerSettings, flags=flags, environ=environ)
     host = resolve(HostSettings, flags=flags, environ=environ)
     log = resolve(LogSettings, flags=flags, environ=environ)
-    _need_dynamo("trio-sidecar worker")
+    _need_dynamo("this command")
     _start_logging(log)
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.worker import run_worker  # noqa: PLC0415
@@ -85,7 +85,7 @@ def frontend(flags: Flags, environ: Environ) -> int:
     settings = resolve(FrontendSettings, flags=flags, environ=environ)
     host = resolve(HostSettings, flags=flags, environ=environ)
     log = resolve(LogSettings, flags=flags, environ=environ)
-    _need_dynamo("trio-sidecar frontend")
+    _need_dynamo("this command")
     _start_logging(log)
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.worker.frontend import run_frontend  # noqa: PLC0415
