@@ -8,13 +8,14 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
 import trio
 
 from support import moody_worker_main as moody
 from support import peers
 from support.openai import CHATTY, OpenAi, open_client
-from support.processes import Child
+from support.processes import Child, free_port
 from support.stack import eventually
 from trio_sidecar.errors import StatusCode
 
@@ -188,3 +189,27 @@ def test_sigterm_while_it_starts(tmp_path: Path, delay: float) -> None:
     finally:
         child.close(seconds=0)
     assert "Traceback" not in child.log
+
+
+@pytest.mark.rule("R11.10", "R15.17")
+def test_probes_do_not_wait_for_the_engine(tmp_path: Path) -> None:
+    """An orchestrator's probes are answered while the worker waits for its engine, and while it serves."""
+    port = free_port()
+    env = peers.dynamo_environment(tmp_path / "discovery") | {
+        "DYN_SYSTEM_PORT": str(port),
+        "DYN_SYSTEM_HOST": "127.0.0.1",
+    }
+    waiting = [sys.executable, "-m", "trio_sidecar", "worker", f"--grpc-endpoint=127.0.0.1:{free_port()}"]
+    serving = [sys.executable, moody.__file__, "uvloop"]
+    for argv in (waiting, serving):
+        child = Child("probed", argv, env=env, log_dir=tmp_path)
+        try:
+            if argv is serving:
+                child.wait_until(lambda: any((tmp_path / "discovery").rglob("*generate*")), "registered", seconds=20)
+            child.wait_for_port(port)
+            for path in ("/live", "/health", "/metrics"):
+                assert 200 == httpx2.get(f"http://127.0.0.1:{port}{path}", trust_env=False).status_code
+            child.send(signal.SIGTERM)
+            assert 0 == child.wait(seconds=EXIT_SECONDS)
+        finally:
+            child.close(seconds=0)

@@ -28,6 +28,7 @@ from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
 from trio_sidecar.worker.life import Started, WorkerLife
+from trio_sidecar.worker.probes import open_probes, system_port
 from trio_sidecar.worker.registration import check_settings, engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
 
@@ -88,6 +89,7 @@ async def run_worker(
     """
     try:
         check_settings(settings)
+        configure_runtime(settings, os.environ)
         binding = binding or load_binding()
     except SidecarError as error:
         return _failed(error)
@@ -96,10 +98,10 @@ async def run_worker(
         def open_engine(*, bootstrap: bool) -> AbstractAsyncContextManager[Engine]:
             return open_remote(settings.transport, bootstrap=bootstrap)
 
-    configure_runtime(settings, os.environ)
     async with open_stop_signals(process_ends_after=process_ends_after) as stop:
         try:
-            model = await _look(settings, open_engine, stop)
+            async with open_probes(os.environ):
+                model = await _look(settings, open_engine, stop)
             # A look that has succeeded must still not start a worker if a stop came meanwhile (R11.8).
             if model is not None and not stop.requested:
                 await _serve(settings, open_engine, binding, stop, model)
@@ -116,13 +118,20 @@ def _failed(error: SidecarError) -> int:
 
 
 def configure_runtime(settings: WorkerSettings, environment: MutableMapping[str, str]) -> None:
-    """Tell Dynamo's runtime, which reads some settings from the environment only, what ours say."""
+    """Tell Dynamo's runtime, which reads some settings from the environment only, what ours say.
+
+    Raises:
+        InvalidConfig: A variable of Dynamo's that we read holds no sense.
+    """
     environment["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = f"{settings.withdraw_grace_secs:g}"
     environment["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.drain_secs + WATCHDOG_SECS))
     environment.setdefault("DYN_LOG", "warn")
-    if int(environment.get("DYN_SYSTEM_PORT", "-1") or "-1") < 0:
+    if system_port(environment) is None:
         # Without a system server there is nothing to host metadata on; this saves a warning at each start.
         environment.setdefault("DYN_SELF_HOST_METADATA", "0")
+    else:
+        # Whether this process lives does not depend on the engine (R15.17).
+        environment.setdefault("DYN_SYSTEM_STARTING_HEALTH_STATUS", "ready")
 
 
 async def _look(settings: WorkerSettings, open_engine: OpenEngine, stop: StopRequest) -> DiscoveredModel | None:

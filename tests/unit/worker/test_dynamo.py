@@ -41,6 +41,7 @@ VARIABLES = (
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the worker sets for Dynamo is undone."""
+    monkeypatch.delenv("DYN_SYSTEM_PORT", raising=False)
     for name in VARIABLES:
         monkeypatch.setenv(name, "")
 
@@ -363,6 +364,7 @@ async def test_without_dynamo(aio_loop: object, monkeypatch: pytest.MonkeyPatch)
                 "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "21",
                 "DYN_LOG": "debug",
                 "DYN_SYSTEM_PORT": "0",
+                "DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready",
             },
         ),
     ],

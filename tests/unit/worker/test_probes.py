@@ -1,0 +1,99 @@
+"""Probes are answered while there is no engine and no runtime yet."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from trio_sidecar.errors import InvalidConfig
+from trio_sidecar.worker.probes import open_probes, system_port
+
+
+async def free_port() -> int:
+    """A port on the loopback address that nobody listens on."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port: int = listener.socket.getsockname()[1]
+    await listener.aclose()
+    return port
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """The first line of the answer."""
+    with trio.fail_after(5):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(request)
+            answer = b"".join([part async for part in stream])
+    return answer.partition(b"\r\n")[0]
+
+
+@pytest.mark.rule("R11.10", "R15.17")
+async def test_probes_are_answered() -> None:
+    """The three paths answer 200, anything else 404, and afterwards the port is free for the runtime."""
+    port = await free_port()
+    async with open_probes({"DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}):
+        for path in (b"/live", b"/health?verbose=1", b"/metrics"):
+            assert b"HTTP/1.1 200 OK" == await ask(port, b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP/1.1 404 Not Found" == await ask(port, b"GET /other HTTP/1.1\r\n\r\n")
+        assert b"HTTP/1.1 404 Not Found" == await ask(port, b"POST /live HTTP/1.1\r\n\r\n")
+        assert b"HTTP/1.1 404 Not Found" == await ask(port, b"junk\r\n\r\n")
+    with pytest.raises(OSError, match=r"refused|all attempts"):
+        await trio.open_tcp_stream("127.0.0.1", port)
+
+
+async def test_peer_that_leaves() -> None:
+    """A peer that says nothing and goes does no harm."""
+    port = await free_port()
+    async with open_probes({"DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}):
+        await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+        assert b"HTTP/1.1 200 OK" == await ask(port, b"GET /live HTTP/1.1\r\n\r\n")
+
+
+async def test_silent_peer_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
+    """A peer that stays silent does not stay for ever."""
+    port = await free_port()
+    async with (
+        open_probes({"DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}),
+        await trio.open_tcp_stream("127.0.0.1", port) as stream,
+    ):
+        with trio.fail_after(60):
+            assert b"" == await stream.receive_some()
+
+
+async def test_errors_come_out_plain() -> None:
+    """What the block raises is not wrapped."""
+    environment = {"DYN_SYSTEM_PORT": str(await free_port()), "DYN_SYSTEM_HOST": "127.0.0.1"}
+
+    async def fail() -> None:
+        async with open_probes(environment):
+            reason = "mine"
+            raise ValueError(reason)
+
+    with pytest.raises(ValueError, match="mine"):
+        await fail()
+
+
+async def test_port_is_taken() -> None:
+    """A port that somebody has is refused by the name of the variable."""
+    (other,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    environment = {"DYN_SYSTEM_PORT": str(other.socket.getsockname()[1]), "DYN_SYSTEM_HOST": "127.0.0.1"}
+    async with other:
+        with pytest.raises(InvalidConfig, match="DYN_SYSTEM_PORT: cannot listen"):
+            async with open_probes(environment):
+                pass
+
+
+@pytest.mark.parametrize(("text", "port"), [(None, None), ("", None), ("-1", None), ("0", 0), (" 9090 ", 9090)])
+async def test_port(text: str | None, port: int | None) -> None:
+    """Unset, empty and negative mean no system server."""
+    environment = {} if text is None else {"DYN_SYSTEM_PORT": text}
+    assert port == system_port(environment)
+    if not port:
+        async with open_probes(environment):
+            pass
+
+
+@pytest.mark.parametrize("text", ["x", "65536", "1.5"])
+def test_no_port(text: str) -> None:
+    """Anything else is refused."""
+    with pytest.raises(InvalidConfig, match="DYN_SYSTEM_PORT: must be a port"):
+        system_port({"DYN_SYSTEM_PORT": text})
