@@ -100,7 +100,7 @@ class Backend:
             found = re.search(rf"^ABORT at=(\S+) .*{re.escape(request)}", self.engine.core.log, re.MULTILINE)
             return float(found[1]) if found else None
         for event in self._events("mock_request_ended"):
-            if event["request_id"] == request and event["reason"] == "dropped":
+            if event["request_id"] == request and event["reason"] in {"dropped", "aborted"}:
                 return datetime.fromisoformat(event["timestamp"]).timestamp()
         return None
 
