@@ -673,7 +673,7 @@ async def test_policy_holds_a_cancel_back(aio_loop: object, autojump_clock: obje
         assert [] == taker.chunks
         assert w.engine.requests[0].opened
         await trio.sleep(1)
-        assert ([], ["cancelled"], (3, 0, 3)) == (taker.ids, taker.terminals, taker.usage)
+        assert ([], ["cancelled"], (3, 1, 4)) == (taker.ids, taker.terminals, taker.usage)
         assert w.engine.requests[0].released
 
 

@@ -142,6 +142,7 @@ class Session:
         "_buffer",
         "_cancel_wanted",
         "_converted",
+        "_held_back",
         "_policy",
         "_responder",
         "_scope",
@@ -165,6 +166,7 @@ class Session:
         self._buffer = buffer
         self._policy = policy
         self._cancel_wanted = False
+        self._held_back = False
         self._scope = trio.CancelScope()
         self._started_at = trio.current_time()
 
@@ -192,13 +194,15 @@ class Session:
     def cancel(self) -> None:
         """The client cancelled: give the consumer one cancelled terminal and release the engine.
 
-        After the terminal was taken it has no effect.
+        That happens at once, or as soon as the policy allows. After the terminal was taken it has no effect.
         """
         if self._buffer.exhausted or self.reason is EndReason.CANCELLED:
             return
         self._cancel_wanted = True
         if self._policy.ready():
             self._cancel_now()
+        else:
+            self._held_back = True
 
     def close(self) -> None:
         """The consumer is gone: release the engine; no terminal."""
@@ -299,8 +303,13 @@ class Session:
         self._scope.cancel()
 
     def _cancelled_chunk(self) -> Chunk:
-        """The cancelled terminal; its usage counts what the consumer took, not what was converted (spec 10.1)."""
+        """The cancelled terminal; its usage counts what the consumer took, not what was converted (spec 10.1).
+
+        Except for a cancel that had to wait for the first token: that one is counted, though nobody gets it (R10.8).
+        """
         chunk = self._responder.cancelled()
+        if self._held_back:
+            return chunk
         usage = chunk["completion_usage"]
         usage["completion_tokens"] = min(usage["completion_tokens"], self._buffer.delivered_tokens)
         usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
