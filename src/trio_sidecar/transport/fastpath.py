@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_STREAM_ID", "FastChannel", "FastProtocol", "unsupported"]
 
 _GRPCLIB_VERSIONS = ("0.4.9",)
-_H2_VERSIONS = ("4.4",)
+_H2_VERSIONS = ("4.1", "4.2", "4.3", "4.4")
 
 _FRAME_HEADER_BYTES = 9
 _MAX_FRAME_BYTES = 16384

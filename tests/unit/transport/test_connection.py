@@ -52,7 +52,7 @@ async def failing(collect: Collect, connection: Connection) -> RpcError:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(10):
         while not condition():  # noqa: ASYNC110 - what the peer has seen comes over a real socket
             await trio.sleep(0.005)
 

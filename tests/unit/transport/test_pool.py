@@ -52,7 +52,7 @@ async def script_hold(stream: PeerStream) -> None:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(10):
         while not condition():  # noqa: ASYNC110 - what the peer has seen comes over a real socket
             await trio.sleep(0.005)
 
@@ -421,7 +421,8 @@ async def test_a_thousand_cancels_leave_no_trace(aio_loop: object) -> None:
         assert 2 == len(peer.connections)
         now = pool.statistics()
         assert (0, 0, 0, 2) == (now.open_streams, now.active, now.queued, now.idle)
-        assert before == len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        # Fewer is fine: earlier tests in this process may still have been closing theirs.
+        assert before >= len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 async def aio_survive(aio_fn: Callable[[int], Awaitable[None]], number: int) -> None:
