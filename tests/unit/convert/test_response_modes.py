@@ -310,6 +310,19 @@ def test_other_roles_ignore_an_encoders_payload(mode: DisaggregationMode) -> Non
     assert "encoder_result" not in only
 
 
+@pytest.mark.rule("R8.15", "R8.16")
+@pytest.mark.parametrize("mode", [AGGREGATED, DECODE], ids=lambda mode: mode.value)
+@pytest.mark.parametrize("reason", [STOP, LENGTH, ABORTED], ids=lambda reason: reason.name)
+def test_roles_that_generate_forward_a_connectors_payload(
+    mode: DisaggregationMode, reason: FinishInfoFinishReason
+) -> None:
+    """A payload on an aggregated or decode terminal is forwarded however it ended, and need not be there."""
+    (only,) = run([tokens(42, finish=kv_finished(1, reason))], mode)
+    assert HANDOFF == only["disaggregated_params"]
+    (only,) = run([tokens(42, finish=kv_finished(1, reason, None))], mode)
+    assert "disaggregated_params" not in only
+
+
 # -- All roles ------------------------------------------------------------------------------------------------------
 
 
