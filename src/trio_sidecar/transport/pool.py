@@ -1,7 +1,7 @@
 """The pool of connections to one peer: which stream goes where, who waits, and how lost connections come back.
 
-The decision is :func:`choose`, a pure function over what each slot reports; everything else here feeds it and acts on
-its answers. Rules that a reader should know:
+The decision is :func:`~trio_sidecar.transport.balance.choose`, a pure function over what each slot reports; everything
+here feeds it and acts on its answers. Rules that a reader should know:
 
 - A call takes the least-loaded connection; equals take turns, so an idle pool is used round robin (R3.13).
 - No connection carries as many streams as its peer announced, so HTTP/2's own queue, which can hang for ever when the
@@ -25,86 +25,23 @@ import trio
 from trio_sidecar.bridge import AioEvent, run_aio
 from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
+from trio_sidecar.transport.balance import PoolStatistics, SlotLoad, choose, stream_cap
 from trio_sidecar.transport.connect import FailureLog, connect_slots
 from trio_sidecar.transport.connection import Connection, ConnectionSettings, ConnectionState
 from trio_sidecar.transport.dial import aio_connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from types import TracebackType
 
     from trio_sidecar.config import TransportSettings
 
-__all__ = ["Lease", "Pool", "PoolStatistics", "SlotLoad", "choose", "open_pool", "stream_cap"]
-
-MAX_STREAMS_PER_CONNECTION = 256
-"""Our own cap; beyond it a frame waits long behind those of other streams (FR-101)."""
+__all__ = ["Lease", "Pool", "open_pool"]
 
 _MAX_RECONNECT_INTERVAL_SECS = 10.0
 _CLOSE_SECS = 1.0
 
 log = structlog.get_logger("trio_sidecar.transport.pool")
-
-
-@attrs.frozen(slots=True)
-class SlotLoad:
-    """What :func:`choose` knows about one slot.
-
-    Attributes:
-        open_streams: Streams that the slot's connection carries.
-        cap: How many it may carry; 0 while it takes none.
-    """
-
-    open_streams: int
-    cap: int
-
-
-def choose(slots: Sequence[SlotLoad], last: int) -> int | None:
-    """The index of the slot for the next stream, or None if all are full or down.
-
-    Args:
-        slots: The load of every slot, in order.
-        last: The index that was chosen before; equals are taken in turn after it.
-    """
-    best: int | None = None
-    for step in range(1, len(slots) + 1):
-        index = (last + step) % len(slots)
-        slot = slots[index]
-        if slot.open_streams < slot.cap and (best is None or slot.open_streams < slots[best].open_streams):
-            best = index
-    return best
-
-
-def stream_cap(announced: int) -> int:
-    """How many streams to put on a connection whose peer announced that limit: one below it, where that leaves any."""
-    return min(MAX_STREAMS_PER_CONNECTION, max(announced - 1, min(announced, 1)))
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class PoolStatistics:
-    """A snapshot of a pool.
-
-    Attributes:
-        connections: Configured connections (R3.14).
-        active: Connections that carry at least one stream.
-        idle: Connections that are ready and carry none.
-        draining: Connections that only finish their streams.
-        open_streams: Streams on all of them.
-        queued: Calls that wait for a free connection.
-        reconnects: Connections that were replaced.
-        failed_reconnects: Attempts to replace one that failed.
-        stream_caps: For each slot how many streams it takes; 0 while it is down (FR-100).
-    """
-
-    connections: int
-    active: int
-    idle: int
-    draining: int
-    open_streams: int
-    queued: int
-    reconnects: int
-    failed_reconnects: int
-    stream_caps: tuple[int, ...]
 
 
 @attrs.define(eq=False)
