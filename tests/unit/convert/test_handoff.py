@@ -5,12 +5,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.conversion import convert, dig, refused, wire
 from support.samples import HANDOFF, decode_request, minimal_request, model_facts, multimodal_facts, rich_request
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.handoff import PROMPT_IDS_KEY
 from trio_sidecar.convert.struct import json_from_struct
+from trio_sidecar.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from trio_sidecar.wire import GenerateRequest
@@ -135,6 +138,25 @@ def test_the_rest_of_a_handoff_is_opaque() -> None:
     before = copy.deepcopy(request)
     assert params == kv(wire(request, DECODE)) == kv(wire(request, DECODE))
     assert before == request
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@pytest.mark.rule("R7.34", "R8.16")
+@given(st.dictionaries(st.text().filter(lambda key: key != "remote_port"), JSON, max_size=4))
+def test_any_handoff_makes_the_round_trip(params: dict[str, Any]) -> None:
+    """Whatever JSON an engine hands over reaches the other engine as it was, bytes of the wire included."""
+    message = wire(handed_over(params), DECODE)
+    assert params == kv(decode(type(message), encode(message)))
 
 
 @pytest.mark.rule("R7.35")
