@@ -7,7 +7,7 @@ Layers, top to bottom; a module imports only from strictly lower ones, and a tes
     worker, server, testing
     lifecycle
     requests
-    discovery, rl
+    discovery, kv_events, rl
     engines, health_wait
     transport
     bridge, observe
