@@ -32,7 +32,8 @@ AGGREGATED, PREFILL, DECODE, ENCODE = (
 def kv(message: GenerateRequest) -> object:
     """The KV transfer parameters that go out."""
     assert message.kv is not None
-    return json_from_struct(message.kv.kv_transfer_params, label="kv") if message.kv.kv_transfer_params else None
+    params = message.kv.kv_transfer_params
+    return None if params is None else json_from_struct(params, label="kv")  # an empty message is false
 
 
 def handed_over(params: object, **top: Any) -> dict[str, Any]:
