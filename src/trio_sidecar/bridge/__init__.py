@@ -3,14 +3,17 @@
 from trio_sidecar.bridge.aio import (
     AioCancelled,
     AioEvent,
+    AioInterrupted,
     AioLock,
     AioSignal,
     AioTaskGroup,
     aio_checkpoint,
+    aio_in_thread,
     aio_now,
     aio_shielded,
     aio_sleep,
     aio_timeout,
+    aio_unless,
 )
 from trio_sidecar.bridge.call import AioTaskCancelled, aio_run_trio, run_aio, run_aio_limited
 from trio_sidecar.bridge.host import Host, open_aio_loop, run
@@ -20,6 +23,7 @@ from trio_sidecar.bridge.signals import SignalReceiver, open_signals
 __all__ = [
     "AioCancelled",
     "AioEvent",
+    "AioInterrupted",
     "AioLock",
     "AioSignal",
     "AioTaskCancelled",
@@ -27,11 +31,13 @@ __all__ = [
     "Host",
     "SignalReceiver",
     "aio_checkpoint",
+    "aio_in_thread",
     "aio_now",
     "aio_run_trio",
     "aio_shielded",
     "aio_sleep",
     "aio_timeout",
+    "aio_unless",
     "count_aio_tasks",
     "open_aio_loop",
     "open_signals",

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 __all__ = [
     "AioCancelled",
     "AioEvent",
+    "AioInterrupted",
     "AioLock",
     "AioSignal",
     "AioTaskGroup",
     "aio_checkpoint",
+    "aio_in_thread",
     "aio_now",
     "aio_shielded",
     "aio_sleep",
     "aio_timeout",
+    "aio_unless",
 ]
 
 T = TypeVar("T")
@@ -158,3 +161,36 @@ async def aio_shielded(seconds: float, aio_fn: Callable[[*Ts], Awaitable[T]], *a
             task.exception()  # retrieved: the cancel says more
         raise cancelled
     return task.result()
+
+
+class AioInterrupted(Exception):
+    """What :func:`aio_unless` was to watch for has happened."""
+
+
+async def aio_unless(event: AioEvent, aio_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """Run one asyncio function, unless an event comes first, or has come already; then the function is cancelled.
+
+    Raises:
+        AioInterrupted: The event came first.
+    """
+
+    async def aio_main() -> T:
+        return await aio_fn(*args)
+
+    if event.is_set():
+        raise AioInterrupted
+    loop = asyncio.get_running_loop()
+    task, watcher = loop.create_task(aio_main()), loop.create_task(event.aio_wait())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise AioInterrupted
+        return task.result()
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+
+
+async def aio_in_thread(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Run a blocking function in a worker thread of the loop; a cancel stops the waiting, not the function."""
+    return await asyncio.get_running_loop().run_in_executor(None, fn, *args)

@@ -43,7 +43,7 @@ def up(flags: Flags, environ: Environ) -> int:
     settings = resolve(UpSettings, flags=flags, environ=environ)
     # So that a wrong flag fails here, not in a child.
     resolve(MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags))
-    _need_dynamo("this command")
+    need_dynamo("this command")
     import trio  # noqa: PLC0415
 
     from trio_sidecar.up.run import own_commands, run_up  # noqa: PLC0415
@@ -58,8 +58,8 @@ def worker(flags: Flags, environ: Environ) -> int:
     settings = resolve(WorkerSettings, flags=flags, environ=environ)
     host = resolve(HostSettings, flags=flags, environ=environ)
     log = resolve(LogSettings, flags=flags, environ=environ)
-    _need_dynamo("this command")
-    _start_logging(log)
+    need_dynamo("this command")
+    start_logging(log)
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.worker import run_worker  # noqa: PLC0415
 
@@ -71,12 +71,12 @@ def engine_mock(flags: Flags, environ: Environ) -> int:
     settings = resolve(MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags))
     server = resolve(ServerSettings, flags=flags, environ=environ)
     host = resolve(HostSettings, flags=flags, environ=environ)
-    _start_logging(resolve(LogSettings, flags=flags, environ=environ))
+    start_logging(resolve(LogSettings, flags=flags, environ=environ))
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.engines.mock import open_mock  # noqa: PLC0415
     from trio_sidecar.server import run_server  # noqa: PLC0415
 
-    run(run_server, open_mock(settings), server, _print_address, host=Host(host.host_loop.value))
+    run(run_server, open_mock(settings), server, print_address, host=Host(host.host_loop.value))
     return 0
 
 
@@ -85,8 +85,8 @@ def frontend(flags: Flags, environ: Environ) -> int:
     settings = resolve(FrontendSettings, flags=flags, environ=environ)
     host = resolve(HostSettings, flags=flags, environ=environ)
     log = resolve(LogSettings, flags=flags, environ=environ)
-    _need_dynamo("this command")
-    _start_logging(log)
+    need_dynamo("this command")
+    start_logging(log)
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.worker.frontend import run_frontend  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ def frontend(flags: Flags, environ: Environ) -> int:
 
 def rust_worker(arguments: Sequence[str]) -> int:
     """Run the Rust sidecar that the Dynamo wheel ships, with its own arguments."""
-    _need_dynamo("the Rust sidecar")
+    need_dynamo("the Rust sidecar")
     from trio_sidecar.worker.rust import run_rust_worker  # noqa: PLC0415
 
     return run_rust_worker(arguments)
@@ -113,7 +113,12 @@ def _flags_again(flags: Flags, cls: type[attrs.AttrsInstance]) -> tuple[str, ...
     return tuple(flag if value is True else f"{flag}={value}" for flag, value in given)
 
 
-def _need_dynamo(command: str) -> None:
+def need_dynamo(command: str) -> None:
+    """Refuse to go on without Dynamo's runtime.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         found = importlib.util.find_spec("dynamo._core")
     except ModuleNotFoundError:
@@ -122,12 +127,14 @@ def _need_dynamo(command: str) -> None:
         raise MissingExtra(command, DYNAMO_EXTRA)
 
 
-def _start_logging(settings: LogSettings) -> None:
+def start_logging(settings: LogSettings) -> None:
+    """Configure the logs of this process, Dynamo's included."""
     from trio_sidecar.observe.logging import calm_dynamo, configure_logging  # noqa: PLC0415
 
     calm_dynamo(os.environ, settings, tty=sys.stderr.isatty())
     configure_logging(settings)
 
 
-def _print_address(address: str) -> None:
+def print_address(address: str) -> None:
+    """Say where a server listens."""
     print(f"listening on {address}", flush=True)  # noqa: T201 - what the command is asked to print

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from trio_sidecar import __version__
-from trio_sidecar.cli import commands
+from trio_sidecar.cli import commands, vllm
 from trio_sidecar.cli.flags import FLAGS, Parser, UsageError, add_options, add_plain
 from trio_sidecar.config import (
     FrontendSettings,
@@ -16,6 +17,7 @@ from trio_sidecar.config import (
     MockSettings,
     ServerSettings,
     UpSettings,
+    VllmSettings,
     WorkerSettings,
 )
 from trio_sidecar.errors import InvalidConfig, MissingExtra, SidecarError, cause_chain
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+DEBUG_FLAG = "--debug"
 RUST_COMMAND = "worker-rust"
 NO_COMMAND = "name a command"
 EXIT_OK = 0
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 after success, 1 after a failure at run time, 2 if arguments, variables or installation are wrong, 130 after
         Ctrl-C. Failures are told to stderr.
     """
-    name = "trio-sidecar"
+    name, debug = "trio-sidecar", False
     try:
         given = sys.argv[1:] if argv is None else list(argv)
         if given[:1] == [RUST_COMMAND]:  # for `up`; its arguments are the Rust tool's own, so it is not listed
@@ -50,11 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, name = _parse(given)
         if arguments is None:
             return EXIT_OK
-        return int(arguments.run(getattr(arguments, FLAGS, None) or {}, os.environ))
+        flags = getattr(arguments, FLAGS, None) or {}
+        debug = bool(flags.get(DEBUG_FLAG))
+        return int(arguments.run(flags, os.environ))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - the last place that can turn it into an exit code
-        return _tell(name, _only_member(error))
+        return _tell(name, _only_member(error), debug=debug)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
@@ -64,11 +69,21 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
     except SystemExit:  # argparse has printed help or the version
         return None, parser.prog
     command: Parser = getattr(arguments, "parser", parser)
-    command.refuse_rest(rest)
+    if arguments_take_rest(arguments):
+        arguments.run = functools.partial(arguments.run_rest, rest=rest)
+    else:
+        command.refuse_rest(rest)
     if not hasattr(arguments, "run"):
         command.print_help(sys.stderr)
         raise UsageError(command.prog, NO_COMMAND)
     return arguments, command.prog
+
+
+def arguments_take_rest(arguments: argparse.Namespace) -> bool:
+    """Whether what our parser does not know is vLLM's."""
+    if not hasattr(arguments, "run_rest"):
+        return False
+    return not hasattr(arguments, "run") or vllm.takes_rest(getattr(arguments, FLAGS, None) or {})
 
 
 def build_parser() -> Parser:
@@ -84,8 +99,9 @@ def build_parser() -> Parser:
     up.set_defaults(run=commands.up, parser=up)
 
     worker = added.add_parser("worker", help="the Dynamo worker", description=commands.worker.__doc__)
-    add_options(worker, WorkerSettings, HostSettings, LogSettings)
-    worker.set_defaults(run=commands.worker, parser=worker)
+    add_plain(worker, vllm.ENGINE_FLAG, metavar="{remote,vllm MODEL}", text=vllm.ENGINE_HELP)
+    add_options(worker, WorkerSettings, HostSettings, LogSettings, VllmSettings)
+    worker.set_defaults(run=commands.worker, run_rest=vllm.worker_vllm, parser=worker)
 
     engine = added.add_parser("engine", help="an engine as a vLLM gRPC server")
     engine.set_defaults(parser=engine)
@@ -94,6 +110,16 @@ def build_parser() -> Parser:
     add_options(mock, ServerSettings, MockSettings, HostSettings, LogSettings)
     _add_engine_args(mock)
     mock.set_defaults(run=commands.engine_mock, parser=mock)
+
+    own = engines.add_parser(
+        "vllm",
+        help="a vLLM in this process",
+        usage="%(prog)s MODEL [our flags] [vLLM's arguments]",
+        description=vllm.engine_vllm.__doc__,
+        epilog=vllm.REST_HELP,
+    )
+    add_options(own, ServerSettings, VllmSettings, HostSettings, LogSettings)
+    own.set_defaults(run_rest=vllm.engine_vllm, parser=own)
 
     frontend = added.add_parser("frontend", help="Dynamo's HTTP front end", description=commands.frontend.__doc__)
     add_options(frontend, FrontendSettings, HostSettings, LogSettings)
@@ -110,8 +136,10 @@ def _add_engine_args(parser: Parser) -> None:
     )
 
 
-def _tell(name: str, error: BaseException) -> int:
+def _tell(name: str, error: BaseException, *, debug: bool) -> int:
     """Say what went wrong, once, and choose the exit code."""
+    if debug:
+        sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, UsageError):
@@ -123,7 +151,8 @@ def _tell(name: str, error: BaseException) -> int:
     if isinstance(error, SidecarError | OSError):
         print(f"{name}: {cause_chain(error)}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
-    sys.excepthook(type(error), error, error.__traceback__)
+    if not debug:
+        sys.excepthook(type(error), error, error.__traceback__)
     print(f"{name}: this is a bug in trio-sidecar: {type(error).__name__}", file=sys.stderr)  # noqa: T201
     return EXIT_FAILED
 

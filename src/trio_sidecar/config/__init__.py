@@ -17,6 +17,7 @@ from trio_sidecar.config.process import (
     UpSettings,
     WorkerKind,
 )
+from trio_sidecar.config.vllm import VllmSettings
 from trio_sidecar.config.worker import DisaggregationMode, TransportSettings, WorkerSettings, namespace_with_suffix
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "ServerSettings",
     "TransportSettings",
     "UpSettings",
+    "VllmSettings",
     "WorkerKind",
     "WorkerSettings",
     "namespace_with_suffix",

@@ -17,14 +17,25 @@ from trio_sidecar.errors import InvalidConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["bind", "bound_addresses"]
+__all__ = ["bind", "bound_addresses", "check_free"]
 
 SETTING = "--listen"
 
 log = structlog.get_logger("trio_sidecar.server")
 
 
-async def bind(address: ListenAddress) -> list[socket.socket]:
+async def check_free(address: ListenAddress) -> None:
+    """Find out early whether the address can be had: an engine may take minutes to open.
+
+    Raises:
+        InvalidConfig: It cannot.
+    """
+    if address.port:
+        for sock in await bind(address, warn=False):
+            sock.close()
+
+
+async def bind(address: ListenAddress, *, warn: bool = True) -> list[socket.socket]:
     """Sockets bound to each address that the host stands for, all on one port.
 
     A plaintext address that other machines can reach is warned about: the service has no authentication.
@@ -56,7 +67,7 @@ async def bind(address: ListenAddress) -> list[socket.socket]:
         for sock in sockets:
             sock.close()
         _refuse(address, error)
-    for bound in bound_addresses(sockets):
+    for bound in bound_addresses(sockets) if warn else ():
         if not ipaddress.ip_address(bound.host).is_loopback:
             log.warning("plaintext_without_authentication", address=str(bound), advice="listen on a loopback address")
     return sockets

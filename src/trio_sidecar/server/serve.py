@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from trio_sidecar.bridge import open_signals, run_aio
+from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.listen import aio_listen
-from trio_sidecar.server.listen import bind, bound_addresses
+from trio_sidecar.lifecycle import open_stop_signals
+from trio_sidecar.server.listen import bind, bound_addresses, check_free
 from trio_sidecar.server.server import GrpcServer
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ async def run_server(
 ) -> None:
     """Open an engine and serve it until SIGTERM or SIGINT, then drain; a main function for :func:`bridge.run`.
 
+    A signal that comes while the engine is being opened ends that.
+
     Args:
         engine: Opened first, closed last.
         settings: Where to listen, and the times of the drain.
@@ -87,13 +89,15 @@ async def run_server(
     Raises:
         InvalidConfig: The address cannot be listened on; in an exception group.
     """
-    with open_signals(signal.SIGTERM, signal.SIGINT) as signals:
-        async with engine as opened, trio.open_nursery() as nursery:
-            for address in await nursery.start(serve, opened, settings):
-                on_listening(str(address))
-            signum = await anext(signals)
-            log.info("shutdown_signal", signal=signal.Signals(signum).name)
-            nursery.cancel_scope.cancel()
+    await check_free(settings.listen)
+    async with open_stop_signals() as stop:
+        with stop.cancelling() as opening:
+            async with engine as opened, trio.open_nursery() as nursery:
+                stop.spare(opening)
+                for address in await nursery.start(serve, opened, settings):
+                    on_listening(str(address))
+                await stop.wait()
+                nursery.cancel_scope.cancel()
 
 
 async def _drain(server: GrpcServer, listeners: AioListeners, settings: ServerSettings) -> None:

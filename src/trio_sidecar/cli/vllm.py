@@ -1,0 +1,106 @@
+"""Commands with a vLLM in this process: what is ours and what is vLLM's on one command line.
+
+Our parser takes the flags that it knows; the rest goes to vLLM, with the model in front.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING
+
+from trio_sidecar.cli.flags import UsageError
+from trio_sidecar.config import HostSettings, LogSettings, ServerSettings, VllmSettings, WorkerSettings, resolve
+from trio_sidecar.errors import InvalidConfig, MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Flags = Mapping[str, str | bool]
+    Environ = Mapping[str, str]
+
+ENGINE_FLAG = "--engine"
+VLLM = "vllm"
+EXTRA = "vllm"
+REST_HELP = (
+    "MODEL, a path or a repository, comes first; every argument that is not listed here goes to vLLM as it is, for "
+    "example --max-model-len 4096 --tensor-parallel-size 2 (see `vllm serve --help=all`), and "
+    "--lora-modules NAME=PATH."
+)
+ENGINE_HELP = (
+    "Where the engine is: remote, behind --grpc-endpoint; or vllm, in this process. After vllm come MODEL and any of "
+    "vLLM's own arguments. [default: remote]"
+)
+UNUSED_ENDPOINT = {"--grpc-endpoint": "127.0.0.1:1"}
+"""Worker settings name an endpoint; with the engine in this process nobody connects to it."""
+
+
+def engine_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
+    """Serve a vLLM in this process over vLLM's gRPC contract; prints the address that it listens on."""
+    settings = vllm_settings("trio-sidecar engine vllm", flags, environ, rest)
+    server = resolve(ServerSettings, flags=flags, environ=environ)
+    host = resolve(HostSettings, flags=flags, environ=environ)
+    log = resolve(LogSettings, flags=flags, environ=environ)
+    need_vllm()
+    from trio_sidecar.bridge import Host, run  # noqa: PLC0415
+    from trio_sidecar.cli.commands import print_address, start_logging  # noqa: PLC0415
+    from trio_sidecar.engines.vllm import open_vllm  # noqa: PLC0415
+    from trio_sidecar.server import run_server  # noqa: PLC0415
+
+    start_logging(log)
+    run(run_server, open_vllm(settings), server, print_address, host=Host(host.host_loop.value))
+    return 0
+
+
+def worker_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
+    """Register a model with Dynamo and serve it from a vLLM in this process."""
+    if "--grpc-endpoint" in flags:
+        raise InvalidConfig("--grpc-endpoint", "cannot be combined with --engine vllm, which connects nowhere")  # noqa: EM101
+    vllm = vllm_settings("trio-sidecar worker", flags, environ, rest)
+    settings = resolve(WorkerSettings, flags={**flags, **UNUSED_ENDPOINT}, environ=environ)
+    host = resolve(HostSettings, flags=flags, environ=environ)
+    log = resolve(LogSettings, flags=flags, environ=environ)
+    need_vllm()
+    from trio_sidecar.bridge import Host, run  # noqa: PLC0415
+    from trio_sidecar.cli.commands import need_dynamo, start_logging  # noqa: PLC0415
+    from trio_sidecar.engines.vllm_shared import serve_worker  # noqa: PLC0415
+    from trio_sidecar.worker import run_worker  # noqa: PLC0415
+
+    need_dynamo("this command")
+    start_logging(log)
+    main = functools.partial(run_worker, settings, process_ends_after=True)
+    return run(serve_worker, vllm, main, host=Host(host.host_loop.value))
+
+
+def vllm_settings(command: str, flags: Flags, environ: Environ, rest: Sequence[str]) -> VllmSettings:
+    """The settings of a command line, of which our parser has left the rest.
+
+    Raises:
+        UsageError: It names no model.
+    """
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(command, "name a MODEL, before any argument of vLLM")
+    fallback = {"model": rest[0], "arguments": tuple(rest[1:])}
+    return resolve(VllmSettings, flags=flags, environ=environ, fallback=fallback)
+
+
+def takes_rest(flags: Flags) -> bool:
+    """Whether a command's flags choose a vLLM in this process.
+
+    Raises:
+        InvalidConfig: The engine is unknown.
+    """
+    engine = flags.get(ENGINE_FLAG, "remote")
+    if engine not in ("remote", VLLM):
+        raise InvalidConfig(ENGINE_FLAG, f"{engine!r} is not allowed; allowed are remote, vllm")
+    return engine == VLLM
+
+
+def need_vllm() -> None:
+    """Refuse to go on without vLLM.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtra("this command", EXTRA)  # noqa: EM101
