@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -37,10 +38,17 @@ class Made:
 
 @attrs.define(eq=False)
 class Context:
-    """What comes beside a request."""
+    """What comes beside a request.
+
+    Attributes:
+        first_tokens: How often the worker announced a first token.
+        futures: Those that wait for a cancel.
+    """
 
     name: str = "request-1"
     stopped: bool = False
+    first_tokens: int = 0
+    futures: list[asyncio.Future[bool]] = attrs.field(factory=list)
 
     def id(self) -> str:
         """The request's id."""
@@ -49,6 +57,25 @@ class Context:
     def is_stopped(self) -> bool:
         """Whether it was cancelled."""
         return self.stopped
+
+    def stop(self) -> None:
+        """The client cancels it."""
+        self.stopped = True
+        for future in self.futures:
+            if not future.done():
+                future.set_result(True)
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        """Done when it has been cancelled."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        if self.stopped:
+            future.set_result(True)
+        return future
+
+    def notify_first_token(self) -> None:
+        """A decode request has its first token."""
+        self.first_tokens += 1
 
 
 @attrs.define(eq=False)
@@ -116,6 +143,7 @@ class FakeDynamo:
             self.registered.set()
             if self.aio_serve is not None:
                 await self.aio_serve(engine)
+            assert isinstance(await engine.is_quiescent(), bool)
         return self.failure
 
     def _run_sidecar(self, arguments: Sequence[str]) -> None:

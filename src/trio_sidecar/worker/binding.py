@@ -26,6 +26,14 @@ class RequestContext(Protocol):
         """Whether the request was cancelled."""
         ...
 
+    def async_killed_or_stopped(self) -> Any:
+        """An asyncio future that is done when the request has been cancelled."""
+        ...
+
+    def notify_first_token(self) -> None:
+        """Tell Dynamo that a decode request has its first token; until then Dynamo holds ``abort`` back."""
+        ...
+
 
 @attrs.frozen(slots=True, kw_only=True)
 class Binding:

@@ -15,6 +15,8 @@ import trio
 
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.loop import current_loop
+from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.config.fields import check_duration, duration
 from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.deadline import Deadline
@@ -29,7 +31,7 @@ from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.probes import open_probes, system_port
-from trio_sidecar.worker.registration import check_settings, engine_config, model_facts, worker_config
+from trio_sidecar.worker.registration import engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ TRANSIENT = (ErrorKind.CANNOT_CONNECT, ErrorKind.CONNECTION_TIMEOUT, ErrorKind.E
 
 WATCHDOG_SECS = 10.0
 """Dynamo kills a worker that is slower to shut down than its drain budget, in seconds more than the budget itself."""
+
+PREFILL_DRAIN = ("DYN_PREFILL_DRAIN_TIMEOUT_S", "10")
+"""Dynamo's variable, with its default: how long a prefill worker waits for decode peers to fetch what it holds."""
 
 LINGER_SECS = 0.1
 """How long the process stays after a drain, so that Dynamo's threads can send the last chunks."""
@@ -88,7 +93,6 @@ async def run_worker(
         why.
     """
     try:
-        check_settings(settings)
         configure_runtime(settings, os.environ)
         binding = binding or load_binding()
     except SidecarError as error:
@@ -124,7 +128,13 @@ def configure_runtime(settings: WorkerSettings, environment: MutableMapping[str,
         InvalidConfig: A variable of Dynamo's that we read holds no sense.
     """
     environment["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = f"{settings.withdraw_grace_secs:g}"
-    environment["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.drain_secs + WATCHDOG_SECS))
+    drain_secs = settings.drain_secs + WATCHDOG_SECS
+    if settings.disaggregation_mode is DisaggregationMode.PREFILL:
+        # Dynamo waits that long before it calls cleanup, and its watchdog runs meanwhile (R11.14).
+        wait = duration(environment.get(*PREFILL_DRAIN), PREFILL_DRAIN[0])
+        check_duration(wait, PREFILL_DRAIN[0], zero=True)
+        drain_secs += wait
+    environment["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] = str(math.ceil(drain_secs))
     environment.setdefault("DYN_LOG", "warn")
     if system_port(environment) is None:
         # Without a system server there is nothing to host metadata on; this saves a warning at each start.
@@ -195,7 +205,7 @@ async def _serve(
         )
         nursery.start_soon(log_snapshots, sessions)
         try:
-            await run_aio(binding.aio_run, EngineObject(binding, life, sessions), config, current_loop())
+            await run_aio(binding.aio_run, EngineObject(binding, life, sessions, mode=mode), config, current_loop())
         except Exception as error:  # noqa: BLE001 - explained below
             failure = error
         nursery.cancel_scope.cancel()

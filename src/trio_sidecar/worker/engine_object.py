@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.requests.cancel import cancel_policy
 from trio_sidecar.worker.errors import to_dynamo
 
 if TYPE_CHECKING:
@@ -45,15 +47,21 @@ class EngineObject:
         binding: Dynamo's classes.
         life: Opens and closes the engine.
         sessions: The requests.
-        drains_blindly: The role is one whose engine may still be read from after its requests have ended, as a prefill
-            engine is by its decode peers; then nobody here knows whether it is quiescent (R11.14).
+        mode: This worker's role.
     """
 
-    def __init__(self, binding: Binding, life: EngineLife, sessions: Sessions, *, drains_blindly: bool = False) -> None:
+    def __init__(
+        self,
+        binding: Binding,
+        life: EngineLife,
+        sessions: Sessions,
+        *,
+        mode: DisaggregationMode = DisaggregationMode.AGGREGATED,
+    ) -> None:
         self._binding = binding
         self._life = life
         self._sessions = sessions
-        self._drains_blindly = drains_blindly
+        self._mode = mode
         # Clients may choose request ids, so two requests at once can share one.
         self._running: dict[str, list[tuple[RequestContext, Session]]] = {}
 
@@ -75,9 +83,13 @@ class EngineObject:
         """Let the accepted requests end within their budget, then close the engine; idempotent (R11.1)."""
         await self._life.aio_stop()
 
-    def is_quiescent(self) -> bool:
-        """Whether the engine is known to have nothing left to do for anybody."""
-        return not self._drains_blindly and self._sessions.statistics().open == 0
+    async def is_quiescent(self) -> bool:
+        """Whether the engine is known to have nothing left to do for anybody; asked of a prefill worker as it ends.
+
+        A prefill engine's blocks are read by its decode peers after its own requests have ended, and nobody here knows
+        when that is over: so Dynamo waits its whole ``DYN_PREFILL_DRAIN_TIMEOUT_S`` before the cleanup (R11.14).
+        """
+        return self._mode is not DisaggregationMode.PREFILL and self._sessions.statistics().open == 0
 
     # -- Requests ---------------------------------------------------------------------------------------------------
 
@@ -87,11 +99,13 @@ class EngineObject:
         """Answer one request: chunks up to exactly one terminal chunk, or one exception that Dynamo understands."""
         request_id = context.id()
         try:
-            session = self._sessions.open(request, request_id)
+            policy = cancel_policy(self._mode, context.notify_first_token)
+            session = self._sessions.open(request, request_id, policy=policy)
         except Exception as error:
             raise to_dynamo(self._binding, error, request_id=request_id) from error
         entry = (context, session)
         self._running.setdefault(request_id, []).append(entry)
+        cancelled = self._follow(context, session)
         try:
             if context.is_stopped():
                 session.cancel()
@@ -100,8 +114,25 @@ class EngineObject:
         except Exception as error:
             raise to_dynamo(self._binding, error, request_id=request_id) from error
         finally:
+            if cancelled is not None:
+                cancelled.cancel()
             session.close()
             self._forget(request_id, entry)
+
+    def _follow(self, context: RequestContext, session: Session) -> Any:
+        """Tell a decode session of a cancel as it happens, because Dynamo holds ``abort`` back until the first token.
+
+        The session then holds the cancel back itself, but keeps what comes in the meantime from the client (R10.6), and
+        takes a failure for a cancel (R10.10).
+
+        Returns:
+            The future that was made, for the caller to cancel; None in the other roles.
+        """
+        if self._mode is not DisaggregationMode.DECODE:
+            return None
+        cancelled = context.async_killed_or_stopped()
+        cancelled.add_done_callback(lambda future: None if future.cancelled() else session.cancel())
+        return cancelled
 
     async def abort(self, context: RequestContext) -> None:
         """The client of a request went away, or cancelled it."""

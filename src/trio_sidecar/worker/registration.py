@@ -15,33 +15,17 @@ if TYPE_CHECKING:
 
 MODE_FLAG = "--disaggregation-mode"
 
-SERVED_MODES = (DisaggregationMode.AGGREGATED,)
-"""Roles that this release serves."""
-
-__all__ = ["check_settings", "check_suitable", "engine_config", "model_facts", "worker_config"]
+__all__ = ["check_suitable", "engine_config", "model_facts", "worker_config"]
 
 _COMPONENTS = {
     DisaggregationMode.PREFILL: "prefill",
     DisaggregationMode.DECODE: "backend",
     DisaggregationMode.ENCODE: "encode",
 }
-"""Roles with a component of their own; the others have the configured one (spec 2.1)."""
+"""Roles with a component of their own, whatever is configured (spec 2.1).
 
-
-_SERVED_MODES = frozenset({DisaggregationMode.AGGREGATED})
-
-
-def check_settings(settings: WorkerSettings) -> None:
-    """Refuse what no engine could make right, before anything is connected.
-
-    Raises:
-        InvalidConfig: Names the setting.
-    """
-    mode = settings.disaggregation_mode
-    if mode not in SERVED_MODES:
-        allowed = ", ".join(served.value for served in SERVED_MODES)
-        reason = f"{mode.value} is not supported by this release; allowed is {allowed}"
-        raise InvalidConfig(MODE_FLAG, reason)
+Under one name, requests would skip prefill (FR-075).
+"""
 
 
 def check_suitable(settings: WorkerSettings, model: DiscoveredModel) -> None:

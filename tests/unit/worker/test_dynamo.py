@@ -17,7 +17,7 @@ from trio_sidecar import wire
 from trio_sidecar.bridge import aio_checkpoint, aio_now, aio_sleep
 from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSettings
 from trio_sidecar.endpoint import GrpcEndpoint
-from trio_sidecar.errors import ConnectError, ErrorKind, RpcError, StatusCode
+from trio_sidecar.errors import ConnectError, ErrorKind, InvalidConfig, RpcError, StatusCode
 from trio_sidecar.testing.fake_engine import FakeEngine, Gate, Script, Send, Wait, finish, tokens
 from trio_sidecar.worker.dynamo import configure_runtime, run_worker
 
@@ -326,13 +326,16 @@ async def test_cleanup_is_idempotent(aio_loop: object) -> None:
     assert (0, []) == await World(dynamo=FakeDynamo(aio_serve)).run()
 
 
-async def test_unsupported_role(aio_loop: object) -> None:
-    """A role that requests could not be converted for is refused before anything is connected."""
+@pytest.mark.rule("R2.18", "R11.12")
+async def test_role_that_the_engine_cannot_play(aio_loop: object) -> None:
+    """An encode worker before a text engine fails with one line, and Dynamo never hears of it."""
     world = World()
     code, reasons = await world.run(disaggregation_mode=DisaggregationMode.ENCODE)
     assert 1 == code
-    assert "--disaggregation-mode" in reasons[0]
-    assert [] == world.opened
+    assert 1 == len(reasons)
+    assert "--disaggregation-mode: encode requires a multimodal engine; 'served-model' is not one" in reasons[0]
+    assert [True] == world.opened
+    assert world.dynamo.engine is None
 
 
 async def test_without_dynamo(aio_loop: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,3 +379,27 @@ def test_runtime_environment(given: dict[str, str], expected: dict[str, str]) ->
     environment = dict(given)
     configure_runtime(settings, environment)
     assert expected == environment
+
+
+def watchdog_of(mode: DisaggregationMode, **environment: str) -> str:
+    """What Dynamo is told of a worker's watchdog."""
+    transport = TransportSettings(grpc_endpoint=GrpcEndpoint.parse("127.0.0.1:1"))
+    configure_runtime(WorkerSettings(transport=transport, drain_secs=20, disaggregation_mode=mode), environment)
+    return environment["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"]
+
+
+@pytest.mark.rule("R11.14")
+@pytest.mark.parametrize("mode", list(DisaggregationMode), ids=lambda mode: mode.value)
+def test_watchdog_of_a_prefill_worker(mode: DisaggregationMode) -> None:
+    """Dynamo's wait for a prefill engine comes before our drain, so the watchdog must leave time for both."""
+    prefill = mode is DisaggregationMode.PREFILL
+    assert ("40" if prefill else "30") == watchdog_of(mode)
+    assert ("93" if prefill else "30") == watchdog_of(mode, DYN_PREFILL_DRAIN_TIMEOUT_S="62.5")
+    assert "30" == watchdog_of(mode, DYN_PREFILL_DRAIN_TIMEOUT_S="0")
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", ""])
+def test_bad_wait_for_a_prefill_engine(text: str) -> None:
+    """Dynamo would take its default for a wait that makes no sense; we say what is wrong."""
+    with pytest.raises(InvalidConfig, match="DYN_PREFILL_DRAIN_TIMEOUT_S"):
+        watchdog_of(DisaggregationMode.PREFILL, DYN_PREFILL_DRAIN_TIMEOUT_S=text)

@@ -10,6 +10,7 @@ import trio
 
 from support.fake_dynamo import ERRORS, Context, FakeDynamo, FakeDynamoError
 from trio_sidecar.bridge import run_aio
+from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.request import ModelFacts, convert_request
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.errors import ErrorKind, ProtocolError, RpcError, StatusCode
@@ -49,9 +50,16 @@ def convert(request: Mapping[str, object], request_id: str) -> ConvertedRequest:
     return convert_request(request, request_id=request_id, model=FACTS)
 
 
-def make(sessions: Sessions, **options: bool) -> EngineObject:
+def convert_decode(request: Mapping[str, object], request_id: str) -> ConvertedRequest:
+    """As a decode worker does."""
+    handed_over = {"prefill_result": {"disaggregated_params": {"do_remote_prefill": True}}}
+    facts = ModelFacts(served_model_name="served-model", mode=DisaggregationMode.DECODE)
+    return convert_request(request | handed_over, request_id=request_id, model=facts)  # type: ignore[operator]
+
+
+def make(sessions: Sessions, mode: DisaggregationMode = DisaggregationMode.AGGREGATED) -> EngineObject:
     """An engine object over sessions."""
-    return EngineObject(FakeDynamo().binding, NoLife(), sessions, **options)
+    return EngineObject(FakeDynamo().binding, NoLife(), sessions, mode=mode)
 
 
 def new_sessions() -> Sessions:
@@ -65,6 +73,14 @@ async def serving(engine: FakeEngine) -> AsyncIterator[EngineObject]:
     sessions = new_sessions()
     async with sessions.serving(engine, convert):
         yield make(sessions)
+
+
+@asynccontextmanager
+async def serving_decode(engine: FakeEngine) -> AsyncIterator[EngineObject]:
+    """The same in a decode worker."""
+    sessions = new_sessions()
+    async with sessions.serving(engine, convert_decode):
+        yield make(sessions, DisaggregationMode.DECODE)
 
 
 async def collect(
@@ -216,7 +232,7 @@ async def test_abort_without_consumer(aio_loop: object) -> None:
         await run_aio(worker.abort, context)
         await trio.testing.wait_all_tasks_blocked()
         assert engine.requests[0].released
-        assert worker.is_quiescent()
+        assert await run_aio(worker.is_quiescent)
         await run_aio(chunks.aclose)
 
 
@@ -246,14 +262,85 @@ async def test_abort_of_an_unknown_request(aio_loop: object) -> None:
         assert {} == worker._running
 
 
-@pytest.mark.rule("R11.14")
-async def test_quiescence(aio_loop: object) -> None:
-    """A worker with requests is not quiescent; one whose engine others read from never knows."""
+@pytest.mark.rule("R10.7")
+async def test_first_token_of_a_decode(aio_loop: object) -> None:
+    """A decode request announces its first token to Dynamo, once; no other role does."""
+    script = Script(stream=[Send(tokens(7)), Send(tokens(8)), Send(finish(9, total=3))])
+    decode, aggregated = Context(), Context()
+    async with serving_decode(FakeEngine(script)) as worker:
+        await collect(worker, REQUEST, decode)
+    async with serving(FakeEngine(script)) as worker:
+        await collect(worker, REQUEST, aggregated)
+    assert (1, 0) == (decode.first_tokens, aggregated.first_tokens)
+
+
+@pytest.mark.rule("R10.5", "R10.6", "R10.8", "FR-002")
+async def test_cancel_of_a_decode_waits_for_the_first_token(aio_loop: object) -> None:
+    """Though Dynamo does not call abort before the first token, that token does not reach a client that cancelled."""
+    gate = Gate()
+    engine = FakeEngine(Script(stream=[gate, Send(tokens(7)), Gate()]))
+    context = Context()
+    async with serving_decode(engine) as worker, trio.open_nursery() as nursery:
+
+        async def cancel() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            context.stop()
+            await trio.testing.wait_all_tasks_blocked()
+            assert (True, False) == (engine.requests[0].opened, engine.requests[0].released)
+            gate.open()
+
+        nursery.start_soon(cancel)
+        chunks, error = await collect(worker, REQUEST, context)
+        await run_aio(worker.abort, context)
+    assert error is None
+    assert [([], "cancelled")] == [(chunk["token_ids"], chunk["finish_reason"]) for chunk in chunks]
+    assert {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4} == chunks[0]["completion_usage"]
+    assert engine.requests[0].released
+    assert 1 == context.first_tokens
+
+
+@pytest.mark.rule("R10.5", "FR-003")
+async def test_decode_that_was_cancelled_before_it_came(aio_loop: object) -> None:
+    """A decode that was cancelled on its way here is still submitted, exactly once, and read up to its first token."""
     engine = FakeEngine(Script(stream=[Send(tokens(7)), Gate()]))
-    async with serving(engine) as worker:
-        assert worker.is_quiescent()
+    async with serving_decode(engine) as worker:
+        chunks, error = await collect(worker, REQUEST, Context(stopped=True))
+    assert (["cancelled"], None) == ([chunk["finish_reason"] for chunk in chunks], error)
+    assert (1, True) == (len(engine.requests), engine.requests[0].opened)
+
+
+@pytest.mark.rule("R10.10", "FR-003")
+async def test_failure_after_a_decode_was_cancelled(aio_loop: object) -> None:
+    """An engine that fails after the cancel of a decode ends it as cancelled; nobody waits for an error."""
+    engine = FakeEngine(Script(stream=[Fail(RpcError(StatusCode.UNAVAILABLE, "gone"))]))
+    async with serving_decode(engine) as worker:
+        chunks, error = await collect(worker, REQUEST, Context(stopped=True))
+    assert (["cancelled"], None) == ([chunk["finish_reason"] for chunk in chunks], error)
+
+
+async def test_a_decode_that_ends_leaves_no_future(aio_loop: object) -> None:
+    """What waits for a cancel is let go of with the request; the other roles make nothing that waits."""
+    decode, aggregated = Context(), Context()
+    async with serving_decode(FakeEngine(Script(stream=[Send(finish(7))]))) as worker:
+        await collect(worker, REQUEST, decode)
+    async with serving(FakeEngine(Script(stream=[Send(finish(7))]))) as worker:
+        await collect(worker, REQUEST, aggregated)
+    assert [True] == [future.cancelled() for future in decode.futures]
+    assert [] == aggregated.futures
+
+
+@pytest.mark.rule("R11.14")
+@pytest.mark.parametrize("mode", list(DisaggregationMode), ids=lambda mode: mode.value)
+async def test_quiescence(aio_loop: object, mode: DisaggregationMode) -> None:
+    """A worker with requests is not quiescent; a prefill worker, whose engine decode peers read from, never knows."""
+    sessions = new_sessions()
+    worker = make(sessions, mode)
+    idle = mode is not DisaggregationMode.PREFILL
+    async with sessions.serving(FakeEngine(Script(stream=[Send(tokens(7)), Gate()])), convert):
+        assert idle is await run_aio(worker.is_quiescent)
         chunks = worker.generate(REQUEST, Context())
         await run_aio(anext, chunks)
-        assert not worker.is_quiescent()
+        assert not await run_aio(worker.is_quiescent)
         await run_aio(chunks.aclose)
-    assert not make(new_sessions(), drains_blindly=True).is_quiescent()
+        await trio.testing.wait_all_tasks_blocked()
+        assert idle is await run_aio(worker.is_quiescent)

@@ -12,7 +12,7 @@ from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSet
 from trio_sidecar.discovery import DiscoveredModel
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import IncompatibleEngine, InvalidConfig
-from trio_sidecar.worker.registration import check_settings, engine_config, model_facts, worker_config
+from trio_sidecar.worker.registration import engine_config, model_facts, worker_config
 
 Mode = DisaggregationMode
 
@@ -94,7 +94,7 @@ def test_settings_are_passed_on() -> None:
     } == made
 
 
-@pytest.mark.rule("R2.12")
+@pytest.mark.rule("2.1", "R2.12", "FR-075")
 @pytest.mark.parametrize(
     ("mode", "component", "kv_routing"),
     [
@@ -105,7 +105,7 @@ def test_settings_are_passed_on() -> None:
     ],
 )
 def test_roles(mode: DisaggregationMode, component: str, kv_routing: bool) -> None:
-    """Each role has its component, and encode workers take no part in KV routing."""
+    """Each role has its component, whatever is configured, and encode workers take no part in KV routing."""
     settings = new_settings(component="comp", disaggregation_mode=mode)
     made = registered(settings, new_model(model={"supports_multimodal": True}))
     assert (component, kv_routing, mode.name) == (
@@ -113,6 +113,15 @@ def test_roles(mode: DisaggregationMode, component: str, kv_routing: bool) -> No
         made["enable_kv_routing"],
         made["disaggregation_mode"],
     )
+
+
+@pytest.mark.rule("R2.13")
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
+def test_route_to_encoder(mode: DisaggregationMode, wanted: bool) -> None:
+    """Any role may declare that it needs an encode worker upstream, and none does so by itself."""
+    settings = new_settings(disaggregation_mode=mode, route_to_encoder=wanted)
+    assert wanted is registered(settings, new_model(model={"supports_multimodal": True}))["route_to_encoder"]
 
 
 @pytest.mark.rule("R2.14")
@@ -142,13 +151,6 @@ def test_encode_needs_media() -> None:
     both = new_settings(disaggregation_mode=Mode.ENCODE, dyn_reasoning_parser="qwen3")
     with pytest.raises(InvalidConfig, match="--dyn-reasoning-parser"):
         registered(both, new_model(model={"reasoning_parser": "deepseek_r1"}))
-
-
-def test_roles_not_served() -> None:
-    """A role that this release does not serve is refused by name; the served one passes."""
-    check_settings(new_settings())
-    with pytest.raises(InvalidConfig, match=r"--disaggregation-mode: encode is not supported.*agg"):
-        check_settings(new_settings(disaggregation_mode=Mode.ENCODE))
 
 
 def test_engine_config() -> None:
