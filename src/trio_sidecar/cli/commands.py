@@ -48,7 +48,7 @@ def up(flags: Flags, environ: Environ) -> int:
 
     from trio_sidecar.up.run import own_commands, run_up  # noqa: PLC0415
 
-    parts = own_commands(settings.worker, _flags_again(flags, MockSettings))
+    parts = own_commands(settings.worker, flags_again(flags, MockSettings))
     run = functools.partial(run_up, settings, parts, environ=environ, out=sys.stdout, err=sys.stderr)
     return trio.run(run)
 
@@ -106,7 +106,7 @@ def _engine_args(flags: Flags) -> dict[str, object]:
     return parse_engine_args(text) if isinstance(text, str) else {}
 
 
-def _flags_again(flags: Flags, cls: type[attrs.AttrsInstance]) -> tuple[str, ...]:
+def flags_again(flags: Flags, cls: type[attrs.AttrsInstance]) -> tuple[str, ...]:
     """The given flags of a settings class, as arguments for a child."""
     known = {source.option.flag for source in options_of(cls)} | {ENGINE_ARGS_FLAG}
     given = [(flag, value) for flag, value in flags.items() if flag in known]

@@ -96,7 +96,9 @@ def build_parser() -> Parser:
     add_options(up, UpSettings)
     add_options(up, MockSettings, skip=commands.NOT_FOR_UP)
     _add_engine_args(up)
-    up.set_defaults(run=commands.up, parser=up)
+    add_plain(up, vllm.ENGINE_FLAG, metavar="{mock,vllm}", text=vllm.UP_ENGINE_HELP)
+    add_options(up, VllmSettings)
+    up.set_defaults(run=commands.up, run_rest=vllm.up_vllm, parser=up)
 
     worker = added.add_parser("worker", help="the Dynamo worker", description=commands.worker.__doc__)
     add_plain(worker, vllm.ENGINE_FLAG, metavar="{remote,vllm MODEL}", text=vllm.ENGINE_HELP)

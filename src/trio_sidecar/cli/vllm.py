@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from typing import TYPE_CHECKING
 
 from trio_sidecar.cli.flags import UsageError
-from trio_sidecar.config import HostSettings, LogSettings, ServerSettings, VllmSettings, WorkerSettings, resolve
+from trio_sidecar.config import (
+    HostSettings,
+    LogSettings,
+    MockSettings,
+    ServerSettings,
+    UpSettings,
+    VllmSettings,
+    WorkerSettings,
+    resolve,
+)
 from trio_sidecar.errors import InvalidConfig, MissingExtra
 
 if TYPE_CHECKING:
@@ -20,7 +30,12 @@ if TYPE_CHECKING:
     Environ = Mapping[str, str]
 
 ENGINE_FLAG = "--engine"
+MODEL_FLAG = "--model"
 VLLM = "vllm"
+UP = "trio-sidecar up"
+STARTUP_SECS = 1800.0
+"""How long ``up`` waits for a vLLM by default, in seconds; large models load for minutes."""
+
 EXTRA = "vllm"
 REST_HELP = (
     "MODEL, a path or a repository, comes first; every argument that is not listed here goes to vLLM as it is, for "
@@ -30,6 +45,10 @@ REST_HELP = (
 ENGINE_HELP = (
     "Where the engine is: remote, behind --grpc-endpoint; or vllm, in this process. After vllm come MODEL and any of "
     "vLLM's own arguments. [default: remote]"
+)
+UP_ENGINE_HELP = (
+    "mock, or a vLLM on this machine; with vllm, --model names its model, and arguments that are not listed here go to "
+    "vLLM. [default: mock]"
 )
 UNUSED_ENDPOINT = {"--grpc-endpoint": "127.0.0.1:1"}
 """Worker settings name an endpoint; with the engine in this process nobody connects to it."""
@@ -72,6 +91,29 @@ def worker_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
     return run(serve_worker, vllm, main, host=Host(host.host_loop.value))
 
 
+def up_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
+    """Start a vLLM as engine, a worker and a front end on this machine, and end all of them together."""
+    model = flags.get(MODEL_FLAG)
+    if not isinstance(model, str):
+        raise UsageError(UP, f"{ENGINE_FLAG} {VLLM} needs {MODEL_FLAG}")
+    settings = resolve(UpSettings, flags=flags, environ=environ, fallback={"startup_secs": STARTUP_SECS})
+    vllm_settings(UP, flags, environ, [model])  # so that a wrong flag fails here, not in a child
+    from trio_sidecar.cli.commands import flags_again, need_dynamo  # noqa: PLC0415
+
+    need_vllm()
+    need_dynamo("this command")
+    import trio  # noqa: PLC0415
+
+    from trio_sidecar.up.run import own_commands, run_up  # noqa: PLC0415
+
+    # Some flags of the mock engine are vLLM's as well; what vLLM does not know, it refuses.
+    shared = {flag: value for flag, value in flags.items() if flag != MODEL_FLAG}
+    arguments = (*flags_again(shared, MockSettings), *flags_again(flags, VllmSettings), *rest)
+    parts = own_commands(settings.worker, arguments, engine=(VLLM, model))
+    run = functools.partial(run_up, settings, parts, environ=environ, out=sys.stdout, err=sys.stderr)
+    return trio.run(run)
+
+
 def vllm_settings(command: str, flags: Flags, environ: Environ, rest: Sequence[str]) -> VllmSettings:
     """The settings of a command line, of which our parser has left the rest.
 
@@ -90,9 +132,9 @@ def takes_rest(flags: Flags) -> bool:
     Raises:
         InvalidConfig: The engine is unknown.
     """
-    engine = flags.get(ENGINE_FLAG, "remote")
-    if engine not in ("remote", VLLM):
-        raise InvalidConfig(ENGINE_FLAG, f"{engine!r} is not allowed; allowed are remote, vllm")
+    engine = flags.get(ENGINE_FLAG)
+    if engine not in (None, "remote", "mock", VLLM):
+        raise InvalidConfig(ENGINE_FLAG, f"{engine!r} is not allowed; --help lists what is")
     return engine == VLLM
 
 

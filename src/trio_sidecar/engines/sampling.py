@@ -178,7 +178,8 @@ def build_job(opened: OpenRequest, prompt: Sequence[int], facts: VllmFacts) -> V
     params |= _decoding(decoding, facts)
     params |= _logprobs(candidates, prompt_candidates)
     params["skip_special_tokens"] = response.skip_special_tokens is not False
-    params["watermarking"] = request.watermarking is not False
+    if request.watermarking is not None:  # absent is on where the engine can, without a warning where it cannot
+        params["watermarking"] = request.watermarking
     if kv.bypass_prefix_cache:
         params["skip_reading_prefix_cache"] = True
     if extra := _transfer(kv):

@@ -277,7 +277,7 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmEngine]:
     finally:
         launcher.close()
     if life.failure is not None:
-        raise life.failure
+        raise life.failure from None  # what the cancelled block raised says nothing
 
 
 class _Life:

@@ -133,18 +133,24 @@ def facts_of(
                 draft_weight_updates_enabled=draft,
             ),
         ),
-        model=ModelInfo(
-            model_id=str(model.model),
-            served_model_name=names[0],
-            served_model_aliases=list(names[1:]),
-            supports_text_input=tokenizer_size > 0,
-            supports_token_ids_input=True,
-            supports_lora=max_loras > 0,
-            # Media are refused (see sampling.py), so that nobody sends us any.
-            supports_multimodal=False,
-            reasoning_parser=reasoning_parser,
-            tool_call_parser=tool_call_parser,
+        model=_model_info(
+            model, names, text=tokenizer_size > 0, lora=max_loras > 0, parsers=(reasoning_parser, tool_call_parser)
         ),
+    )
+
+
+def _model_info(model: Any, names: tuple[str, ...], *, text: bool, lora: bool, parsers: tuple[str, str]) -> ModelInfo:
+    return ModelInfo(
+        model_id=str(model.model),
+        served_model_name=names[0],
+        served_model_aliases=list(names[1:]),
+        supports_text_input=text,
+        supports_token_ids_input=True,
+        supports_lora=lora,
+        # Media are refused (see sampling_checks.py), so that nobody sends us any.
+        supports_multimodal=False,
+        reasoning_parser=parsers[0],
+        tool_call_parser=parsers[1],
     )
 
 

@@ -151,7 +151,8 @@ class VllmLauncher:
         except SidecarError:
             raise
         except Exception as error:
-            raise self._failure(error) from error
+            # The line says it all; whoever wants the traceback asks for it.
+            raise self._failure(error) from (error if self._settings.debug else None)
         seconds = round(trio.current_time() - began, 1)
         log.info("vllm_started", version=running.binding.version, model=running.facts.model_id, seconds=seconds)
         return running
@@ -176,6 +177,8 @@ class VllmLauncher:
         budget = self._settings.shutdown_secs
         with trio.move_on_after(budget + KILL_SECS, shield=True) as scope:
             await self._thread.run(lambda: running.llm.shutdown(timeout=budget))
+        # Its finaliser would call it again, perhaps when the interpreter is half gone.
+        running.llm.shutdown = _do_nothing
         if scope.cancelled_caught or multiprocessing.active_children():
             killed = kill_children()
             log.warning("vllm_killed", processes=killed, budget_secs=budget)
@@ -228,6 +231,10 @@ def tokenizer_size(tokenizer: Any) -> int:
     """How many ids a tokenizer knows, gaps included."""
     highest = getattr(tokenizer, "max_token_id", None)
     return len(tokenizer) if highest is None else int(highest) + 1
+
+
+def _do_nothing(timeout: float | None = None) -> None:
+    """Stands for a shutdown that has happened."""
 
 
 def check_model(model: str) -> None:

@@ -64,7 +64,7 @@ class SharedVllm:
             yield self._engine
             nursery.cancel_scope.cancel()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure from None  # what the cancelled block raised says nothing
 
     def close(self) -> None:
         """End vLLM; the nursery waits for that."""

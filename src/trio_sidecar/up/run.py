@@ -61,12 +61,12 @@ class Commands:
     frontend: tuple[str, ...]
 
 
-def own_commands(worker: WorkerKind, engine_flags: tuple[str, ...]) -> Commands:
+def own_commands(worker: WorkerKind, engine_flags: tuple[str, ...], *, engine: tuple[str, ...] = ("mock",)) -> Commands:
     """The commands of this package, run by this interpreter."""
     own = (sys.executable, "-m", "trio_sidecar")
     run_worker = (*own, "worker") if worker is WorkerKind.TRIO else (*own, "worker-rust")
     return Commands(
-        engine=(*own, "engine", "mock", "--listen", "127.0.0.1:0", *engine_flags),
+        engine=(*own, "engine", *engine, "--listen", "127.0.0.1:0", *engine_flags),
         worker=run_worker,
         frontend=(*own, "frontend"),
     )
