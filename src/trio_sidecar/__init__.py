@@ -7,11 +7,11 @@ Layers, top to bottom; a module imports only from strictly lower ones, and a tes
     worker, server, testing
     lifecycle
     requests
-    discovery, kv_events, rl
+    discovery, kv_events, lora, rl
     engines, health_wait
     transport
     bridge, observe
-    convert
+    convert, tls
     config
     wire
     endpoint, deadline
