@@ -156,11 +156,17 @@ def start_rust_sidecar(
 
 
 def start_worker(
-    endpoint: str, *, discovery: Path, log_dir: Path, arguments: Sequence[str] = (), name: str = "worker"
+    endpoint: str,
+    *,
+    discovery: Path,
+    log_dir: Path,
+    arguments: Sequence[str] = (),
+    name: str = "worker",
+    **variables: str,
 ) -> Child:
-    """Start the worker under test; ready once a front end lists its model."""
+    """Start the worker under test, with these variables besides; ready once a front end lists its model."""
     argv = [sys.executable, "-m", "trio_sidecar", "worker", "--grpc-endpoint", endpoint, *arguments]
-    return Child(name, argv, env=dynamo_environment(discovery), log_dir=log_dir)
+    return Child(name, argv, env=dynamo_environment(discovery, **variables), log_dir=log_dir)
 
 
 @attrs.frozen(slots=True)
