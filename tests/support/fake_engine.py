@@ -66,14 +66,21 @@ class FakeEngine:
         self.calls.append(method.name)
         if method is methods.HEALTH_CHECK:
             return bytes(wire.HealthCheckResponse(status=self.health))
+        if method is methods.GET_KV_EVENT_SOURCES:
+            return bytes(wire.GetKvEventSourcesResponse())
         return bytes(self.model if method is methods.GET_MODEL_INFO else self.server)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Routes the three calls; the rest is UNIMPLEMENTED."""
+    """Routes the four calls; the rest is UNIMPLEMENTED."""
 
     def __init__(self, engine: FakeEngine) -> None:
-        known = (methods.HEALTH_CHECK, methods.GET_MODEL_INFO, methods.GET_SERVER_INFO)
+        known = (
+            methods.HEALTH_CHECK,
+            methods.GET_MODEL_INFO,
+            methods.GET_SERVER_INFO,
+            methods.GET_KV_EVENT_SOURCES,
+        )
         self._routes = {method.path: method for method in known}
         self._engine = engine
 

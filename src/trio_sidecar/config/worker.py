@@ -178,6 +178,20 @@ def _switch(flag: str, env: str, text: str) -> bool:
     return setting(option, default=False, check=_is(bool))  # type: ignore[no-any-return]
 
 
+def _truthy(text: str, source: str) -> bool:
+    """A switch as Dynamo's own variables spell it."""
+    words = {word: value for value, words in _TRUTH.items() for word in words}
+    return parse_choice(text.strip().lower(), source, words)
+
+
+_TRUTH = {True: ("true", "1", "on", "yes"), False: ("false", "0", "off", "no")}
+
+
+def _variable(env: str, text: str) -> bool:
+    option = Option(flag=None, env=env, parse=_truthy, help=text, choices=("true", "false"), empty_is_unset=True)
+    return setting(option, default=False, check=_is(bool))  # type: ignore[no-any-return]
+
+
 def _nonnegative_seconds(value: object, source: str) -> None:
     check_duration(value, source, zero=True)  # type: ignore[arg-type]
 
@@ -292,6 +306,10 @@ class WorkerSettings:
         ),
         default=None,
         check=_count(1, MAX_U32),
+    )
+    lora_enabled: bool = _variable("DYN_LORA_ENABLED", "Load, unload and publish LoRA adapters at run time.")
+    lora_hot_swap: bool = _variable(
+        "DYN_LORA_HOTSWAP_ENABLED", "Replace resident adapters; refused, because the engine contract cannot."
     )
     discovery_backend: str | None = _plane(
         "--discovery-backend", "DYN_DISCOVERY_BACKEND", ("kubernetes", "etcd", "file", "mem"), "Discovery backend."

@@ -48,6 +48,8 @@ class Binding:
         modes: Dynamo's name of each role.
         errors: The exception class for each kind of error.
         run_vllm_sidecar: Runs the Rust sidecar with the given arguments until it ends.
+        llm: ``dynamo.llm``: registers models one by one, and fetches adapters.
+        detached_runtime: Makes a runtime beside the worker's own, for endpoints that the worker does not have.
     """
 
     worker: Callable[..., Any]
@@ -58,6 +60,8 @@ class Binding:
     modes: Mapping[DisaggregationMode, Any]
     errors: Mapping[ErrorKind, Callable[[str], Exception]]
     run_vllm_sidecar: Callable[[Sequence[str]], None]
+    llm: Any = None
+    detached_runtime: Callable[[], Any] | None = None
 
     def aio_run(self, engine: object, config: object, loop: object) -> Awaitable[None]:
         """Run a worker on that loop until Dynamo ends it (must be awaited from asyncio)."""
@@ -83,7 +87,7 @@ def load_binding() -> Binding:
         MissingExtra: It is not installed.
     """
     try:
-        from dynamo import _core  # noqa: PLC0415 - an optional extra
+        from dynamo import _core, llm  # noqa: PLC0415 - an optional extra
         from dynamo._core import backend  # noqa: PLC0415
     except ImportError as error:
         raise missing_dynamo(error) from error
@@ -102,4 +106,6 @@ def load_binding() -> Binding:
         },
         errors={kind: getattr(_core, kind.value) for kind in ErrorKind},
         run_vllm_sidecar=lambda arguments: backend._run_vllm_sidecar(list(arguments)),  # noqa: SLF001
+        llm=llm,
+        detached_runtime=getattr(_core.DistributedRuntime, "detached", None),
     )

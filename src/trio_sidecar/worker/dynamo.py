@@ -30,6 +30,7 @@ from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
 from trio_sidecar.worker.life import Started, WorkerLife
+from trio_sidecar.worker.management import Management
 from trio_sidecar.worker.probes import open_probes, system_port
 from trio_sidecar.worker.registration import engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
@@ -182,6 +183,7 @@ async def _serve(
     config = worker_config(binding, settings, looked_at)
     mode = settings.disaggregation_mode
     sessions = Sessions(responder=ResponseConverter, merge=merge_chunks, coalesce=settings.coalesce, role=mode.value)
+    management = Management(binding, settings, looked_at)
 
     async def start_up(engine: Engine) -> Started:
         model = await _discover(settings, engine, (CONTROL, INFERENCE))
@@ -191,7 +193,8 @@ async def _serve(
         def convert(request: Mapping[str, object], request_id: str) -> Converted:
             return convert_request(request, request_id=request_id, model=facts)
 
-        return Started(config=engine_config(binding, settings, model), convert=convert)
+        config = engine_config(binding, settings, model)
+        return Started(config=config, convert=convert, engine=management.attach(engine, model))
 
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -204,8 +207,10 @@ async def _serve(
             drain_secs=settings.drain_secs,
         )
         nursery.start_soon(log_snapshots, sessions)
+        management.work_in(nursery)
+        engine_object = EngineObject(binding, life, sessions, mode=mode, management=management)
         try:
-            await run_aio(binding.aio_run, EngineObject(binding, life, sessions, mode=mode), config, current_loop())
+            await run_aio(binding.aio_run, engine_object, config, current_loop())
         except Exception as error:  # noqa: BLE001 - explained below
             failure = error
         nursery.cancel_scope.cancel()

@@ -8,22 +8,26 @@ by the generator's end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
 
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.requests.cancel import cancel_policy
+from trio_sidecar.rl import unsupported
 from trio_sidecar.worker.errors import to_dynamo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Mapping
 
     from trio_sidecar.requests.session import Session
     from trio_sidecar.requests.sessions import Sessions
     from trio_sidecar.worker.binding import Binding, RequestContext
+    from trio_sidecar.worker.management import Management, ZmqSource
 
 __all__ = ["EngineLife", "EngineObject"]
+
+T = TypeVar("T")
 
 log = structlog.get_logger("trio_sidecar.worker")
 
@@ -48,6 +52,7 @@ class EngineObject:
         life: Opens and closes the engine.
         sessions: The requests.
         mode: This worker's role.
+        management: What is offered beside requests; nothing unless given.
     """
 
     def __init__(
@@ -57,11 +62,13 @@ class EngineObject:
         sessions: Sessions,
         *,
         mode: DisaggregationMode = DisaggregationMode.AGGREGATED,
+        management: Management | None = None,
     ) -> None:
         self._binding = binding
         self._life = life
         self._sessions = sessions
         self._mode = mode
+        self._management = management
         # Clients may choose request ids, so two requests at once can share one.
         self._running: dict[str, list[tuple[RequestContext, Session]]] = {}
 
@@ -81,6 +88,8 @@ class EngineObject:
 
     async def cleanup(self) -> None:
         """Let the accepted requests end within their budget, then close the engine; idempotent (R11.1)."""
+        if self._management is not None:
+            await self._management.aio_withdraw()
         await self._life.aio_stop()
 
     async def is_quiescent(self) -> bool:
@@ -151,14 +160,59 @@ class EngineObject:
         if not entries:
             self._running.pop(request_id, None)
 
+    # -- Beside requests --------------------------------------------------------------------------------------------
+
+    async def kv_event_sources(self) -> list[ZmqSource]:
+        """Sources of KV events: one per rank, or none."""
+        if self._management is None:
+            return []
+        return await self._aio_managed(self._management.aio_kv_event_sources())
+
+    async def on_endpoint_ready(self, endpoint: object) -> None:
+        """The endpoint exists, but is not registered yet."""
+        if self._management is not None:
+            await self._aio_managed(self._management.aio_endpoint_ready(endpoint))
+
+    def supported_controls(self) -> list[str]:
+        """Names of controls (called from another thread)."""
+        return [] if self._management is None else self._management.controls()
+
+    def supported_updates(self) -> list[str]:
+        """Names of updates (called from another thread)."""
+        return [] if self._management is None else self._management.updates()
+
+    async def engine_control(self, name: str, body: object) -> dict[str, object]:
+        """Run a control."""
+        if self._management is None:
+            return unsupported("control", name)
+        return await self._aio_managed(self._management.aio_control(name, body))
+
+    async def engine_update(self, name: str, body: object) -> dict[str, object]:
+        """Run an update."""
+        if self._management is None:
+            return unsupported("update", name)
+        return await self._aio_managed(self._management.aio_update(name, body))
+
+    async def health_check_payload(self) -> Mapping[str, object] | None:
+        """Request that Dynamo sends to see whether we answer: none, so it sends none.
+
+        It is also the last thing that Dynamo asks for before it registers the instance, after it has written the base
+        model's record.
+        """
+        if self._management is not None:
+            await self._aio_managed(self._management.aio_before_serving())
+        return None
+
+    async def _aio_managed(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except Exception as error:
+            raise to_dynamo(self._binding, error) from error
+
     # -- What this worker does not offer ----------------------------------------------------------------------------
 
     async def register_prometheus(self, metrics: object) -> None:
         """Metrics of the engine's own: none."""
-
-    async def kv_event_sources(self) -> list[object]:
-        """Sources of KV events: none."""
-        return []
 
     def component_metrics_dp_ranks(self) -> list[int]:
         """Ranks that publish load snapshots: none."""
@@ -166,21 +220,6 @@ class EngineObject:
 
     def attach_snapshot_publisher(self, publisher: object) -> None:
         """Where load snapshots go: nowhere."""
-
-    async def on_endpoint_ready(self, endpoint: object) -> None:
-        """The endpoint exists: nothing to do."""
-
-    def supported_controls(self) -> list[str]:
-        """Control routes: none."""
-        return []
-
-    def supported_updates(self) -> list[str]:
-        """Update routes: none."""
-        return []
-
-    async def health_check_payload(self) -> Mapping[str, object] | None:
-        """Request that Dynamo sends to see whether we answer: none, so it sends none."""
-        return None
 
     def logits_processor_spec(self) -> object:
         """Logits processors: none; they would need the engine in this process."""

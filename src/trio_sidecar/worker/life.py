@@ -38,10 +38,12 @@ class Started:
     Attributes:
         config: Dynamo's ``EngineConfig``.
         convert: Converts a request dict, given the request id too.
+        engine: The engine for requests, if it is another than the one that was opened.
     """
 
     config: Any
     convert: Callable[[Mapping[str, object], str], Converted]
+    engine: Engine | None = None
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -99,7 +101,7 @@ class WorkerLife:
             with self.stop.cancelling() as start_up:
                 async with self.open_engine() as engine:
                     started = await self.start_up(engine)
-                    async with self.sessions.serving(engine, started.convert):
+                    async with self.sessions.serving(started.engine or engine, started.convert):
                         self.stop.spare(start_up)
                         await trio.lowlevel.checkpoint_if_cancelled()  # by a stop that came just before
                         self._serving = True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MODE_FLAG = "--disaggregation-mode"
 
-__all__ = ["check_suitable", "engine_config", "model_facts", "worker_config"]
+__all__ = ["check_suitable", "component_of", "engine_config", "model_facts", "worker_config"]
 
 _COMPONENTS = {
     DisaggregationMode.PREFILL: "prefill",
@@ -26,6 +26,11 @@ _COMPONENTS = {
 
 Under one name, requests would skip prefill (FR-075).
 """
+
+
+def component_of(settings: WorkerSettings) -> str:
+    """The component that a worker registers under."""
+    return _COMPONENTS.get(settings.disaggregation_mode, settings.component)
 
 
 def check_suitable(settings: WorkerSettings, model: DiscoveredModel) -> None:
@@ -60,7 +65,7 @@ def worker_config(binding: Binding, settings: WorkerSettings, model: DiscoveredM
     mode = settings.disaggregation_mode
     return binding.worker_config(
         namespace=settings.namespace,
-        component=_COMPONENTS.get(mode, settings.component),
+        component=component_of(settings),
         endpoint=settings.endpoint,
         model_name=model.model_id,
         served_model_name=model.served_model_name,

@@ -56,7 +56,11 @@ def new_engine(**options: Any) -> FakeEngine:
         supports_token_ids_input=True,
     )
     return FakeEngine(
-        answers={"GetModelInfo": model, "GetServerInfo": wire.ServerInfo(api_version="vllm", max_model_len=8192)},
+        answers={
+            "GetModelInfo": model,
+            "GetServerInfo": wire.ServerInfo(api_version="vllm", max_model_len=8192),
+            "GetKvEventSources": wire.GetKvEventSourcesResponse(),
+        },
         health={"vllm.Control": Status.SERVING, "vllm.Inference": Status.SERVING},
         **options,
     )
@@ -140,7 +144,7 @@ async def test_whole_life(aio_loop: object) -> None:
     assert world.dynamo.engine_config is not None
     assert ["model-alias"] == world.dynamo.engine_config.keywords["model_aliases"]
     described = [name for name, _ in world.engine.calls]
-    assert ["GetModelInfo", "GetServerInfo"] * 2 == described
+    assert ["GetModelInfo", "GetServerInfo", "GetModelInfo", "GetServerInfo", "GetKvEventSources"] == described
 
 
 @pytest.mark.rule("R11.7")

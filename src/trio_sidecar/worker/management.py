@@ -1,0 +1,224 @@
+"""What Dynamo offers of an engine beside requests: controls, updates, adapters and KV events (spec 12, 13, 14)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+
+from trio_sidecar.bridge import aio_shielded, run_aio
+from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.endpoint import GrpcEndpoint
+from trio_sidecar.errors import EngineShutdown, InvalidRequest
+from trio_sidecar.kv_events import aio_list_sources
+from trio_sidecar.lora import AdapterGate, LoraManager, LoraSettings
+from trio_sidecar.rl import RlClient, check_control_body, supported_controls, supported_updates, worker_metadata
+from trio_sidecar.worker.lora import DynamoPublisher, aio_downloader
+from trio_sidecar.worker.registration import component_of
+from trio_sidecar.worker.rl import RouteDescriber, own_system_port, rl_endpoint_name, system_url
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import trio
+
+    from trio_sidecar.config import WorkerSettings
+    from trio_sidecar.discovery import DiscoveredModel
+    from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.worker.binding import Binding
+
+    Answer: TypeAlias = dict[str, object]
+
+__all__ = ["Management", "ZmqSource"]
+
+WITHDRAW_SECONDS = 5.0
+"""How long the adapters' records may take to go when the worker shuts down, in seconds."""
+
+LOOPBACK = "127.0.0.1"
+"""Where an engine is that is reached through a file."""
+
+UNREGISTERING = frozenset({"pause_generation", "sleep"})
+"""Controls before which Dynamo withdraws the worker, and after whose failure it leaves it withdrawn."""
+
+log = structlog.get_logger("trio_sidecar.worker")
+
+
+@attrs.frozen(slots=True)
+class ZmqSource:
+    """A publisher of KV events, as Dynamo wants it described; it knows the class by its name."""
+
+    endpoint: str
+    topic: str
+    dp_rank: int
+
+
+class Management:
+    """One worker's; made before the engine starts, and told when it has.
+
+    Args:
+        binding: Dynamo.
+        settings: What the worker serves as.
+        model: What the look at the engine has found.
+
+    Raises:
+        InvalidConfig: RL is wanted and a setting for it is missing or wrong (spec 6.4).
+        IncompatibleEngine: RL is wanted and the engine does not say what a trainer must know.
+    """
+
+    def __init__(self, binding: Binding, settings: WorkerSettings, model: DiscoveredModel) -> None:
+        self._binding = binding
+        self._settings = settings
+        self._engine: Engine | None = None
+        self._endpoint: Any = None
+        self._rl_endpoint: Any = None
+        self._nursery: trio.Nursery | None = None
+        self._describer = self._describe(model) if settings.enable_rl else None
+        self._take(None, model)
+
+    def _take(self, engine: Engine | None, model: DiscoveredModel) -> None:
+        self._engine, self._model = engine, model
+        self._rl = RlClient(model.rl_capabilities, engine)
+        lora = LoraSettings(
+            enabled=self._settings.lora_enabled,
+            supported=model.supports_lora,
+            max_loras=model.max_loras,
+            base_names=model.base_names,
+            hot_swap=self._settings.lora_hot_swap,
+        )
+        self._lora = LoraManager(engine, lora, aio_downloader(self._binding))
+
+    def attach(self, engine: Engine, model: DiscoveredModel) -> Engine:
+        """The engine has started.
+
+        Returns:
+            The engine for requests, which lets them select published adapters only.
+        """
+        self._take(engine, model)
+        return AdapterGate(engine, self._lora.records, self._lora.locks)
+
+    def work_in(self, nursery: trio.Nursery) -> None:
+        """Where tasks that outlive a call of Dynamo's run; it ends when the worker does."""
+        self._nursery = nursery
+
+    # -- Controls and updates ---------------------------------------------------------------------------------------
+
+    def controls(self) -> list[str]:
+        """The controls to offer (called from another thread)."""
+        return list(supported_controls(self._model.rl_capabilities))
+
+    def updates(self) -> list[str]:
+        """The updates to offer, those of adapters first (R12.4; called from another thread)."""
+        return [*self._lora.supported_updates(), *supported_updates(self._model.rl_capabilities)]
+
+    async def aio_control(self, name: str, body: object) -> Answer:
+        """Run a control; a body that is not allowed gets an envelope, as it does from the Rust sidecar.
+
+        Raises:
+            SidecarError: It failed.
+        """
+        if name in self.controls():
+            try:
+                check_control_body(name, body)
+            except InvalidRequest as error:
+                refusal: Answer = {"status": "error", "message": str(error)}
+            else:
+                return await self._rl.aio_control(name, body)
+            if name in UNREGISTERING:
+                # Dynamo has withdrawn the worker already, though nothing will happen to it.
+                await self._endpoint.register_endpoint_instance()
+            return refusal
+        return await self._rl.aio_control(name, body)
+
+    async def aio_update(self, name: str, body: object) -> Answer:
+        """Run an update.
+
+        Raises:
+            SidecarError: It failed.
+        """
+        if name in self._lora.supported_updates():
+            return await self._lora.aio_update(name, body)
+        return await self._rl.aio_update(name, body)
+
+    # -- KV events --------------------------------------------------------------------------------------------------
+
+    async def aio_kv_event_sources(self) -> list[ZmqSource]:
+        """One source per rank; none of an encode worker (R14.1).
+
+        Raises:
+            SidecarError: The engine did not say, or said what cannot be (spec 14).
+        """
+        if self._settings.disaggregation_mode is DisaggregationMode.ENCODE:
+            return []
+        if self._engine is None:
+            reason = "the worker has not started"
+            raise EngineShutdown(reason)
+        endpoint = self._settings.transport.grpc_endpoint
+        host = endpoint.host if isinstance(endpoint, GrpcEndpoint) else LOOPBACK
+        sources = await aio_list_sources(self._engine, self._model.local_ranks, host)
+        for source in sources:
+            log.info("kv_event_source", dp_rank=source.dp_rank, endpoint=source.endpoint, topic=source.topic)
+        return [ZmqSource(source.endpoint, source.topic, source.dp_rank) for source in sources]
+
+    # -- Registration -----------------------------------------------------------------------------------------------
+
+    async def aio_endpoint_ready(self, endpoint: Any) -> None:
+        """The worker's endpoint exists, but nothing is registered there yet."""
+        self._endpoint = endpoint
+        facts = self._model.registration(kv_routing=self._settings.disaggregation_mode is not DisaggregationMode.ENCODE)
+        publisher = DynamoPublisher(binding=self._binding, endpoint=endpoint, settings=self._settings, facts=facts)
+        self._lora.records.attach(publisher)
+
+    async def aio_before_serving(self) -> None:
+        """The base model has its record, and requests come next: adapters that are there get theirs (R13.28)."""
+        await self._lora.aio_reconcile()
+        if self._describer is not None:
+            self._serve_rl(self._describer)
+
+    async def aio_withdraw(self) -> None:
+        """Remove the records of all adapters; those stay in the engine (R11.5)."""
+        try:
+            await aio_shielded(WITHDRAW_SECONDS, self._lora.records.aio_withdraw)
+        except TimeoutError as error:
+            log.warning("lora_records_not_removed", reason=str(error))
+        if self._rl_endpoint is not None:
+            endpoint, self._rl_endpoint = self._rl_endpoint, None
+            try:
+                await aio_shielded(WITHDRAW_SECONDS, endpoint.unregister_endpoint_instance)
+            except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
+                log.warning("rl_endpoint_not_withdrawn", reason=str(error))
+
+    # -- RL ---------------------------------------------------------------------------------------------------------
+
+    def _describe(self, model: DiscoveredModel) -> RouteDescriber:
+        metadata = worker_metadata(
+            model,
+            configured_world_size=self._settings.vllm_rl_world_size,
+            http_endpoint=self._settings.vllm_http_endpoint,
+        )
+        rl_endpoint_name(os.environ, self._settings.endpoint)
+        routes = [f"control/{name}" for name in supported_controls(model.rl_capabilities)]
+        routes += [f"update/{name}" for name in supported_updates(model.rl_capabilities)]
+        return RouteDescriber(routes=routes, url=system_url(os.environ), metadata=metadata)
+
+    def _serve_rl(self, describer: RouteDescriber) -> None:
+        """Open the endpoint that describes this worker to trainers.
+
+        The worker's own runtime has no way to add one, so it hangs on a second one and has another instance id.
+        """
+        if self._binding.detached_runtime is None or self._nursery is None:
+            return
+        with own_system_port(os.environ):
+            runtime = self._binding.detached_runtime()
+        settings = self._settings
+        name = rl_endpoint_name(os.environ, settings.endpoint)
+        component = component_of(settings)
+        self._rl_endpoint = runtime.endpoint(f"{settings.namespace}.{component}.{name}")
+        self._nursery.start_soon(run_aio, self._aio_serve_rl, describer)
+
+    async def _aio_serve_rl(self, describer: RouteDescriber) -> None:
+        try:
+            await self._rl_endpoint.serve_endpoint(describer.aio_generate, graceful_shutdown=True)
+        except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
+            log.error("rl_endpoint_failed", reason=str(error))
