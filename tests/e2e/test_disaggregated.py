@@ -99,18 +99,20 @@ async def test_failed_decode(pair: Pair) -> None:
         await answered(pair, client)
 
 
-@pytest.mark.rule("10.1", "8.8", "FR-004", "FR-005")
+@pytest.mark.rule("10.1", "8.8", "R7.37", "R7.38", "FR-004", "FR-005")
 @pytest.mark.parametrize("hold", ["hold-opening", "hold-answers"])
 async def test_cancel_during_prefill(pair: Pair, hold: str) -> None:
-    """A prefill request that is cancelled is let go of at once, hands nothing over, and the next one is answered."""
+    """A prefill request, sent to a rank, is let go of at once when it is cancelled, and the next one is answered."""
     async with pair.client() as client:
         with pair.prefill.told(hold):
             known = len(pair.prefill.received)
-            async with pair.asking("dynamo.prefill.generate") as stop:
+            routing = {"dp_rank": 5, "prefill_dp_rank": 0}  # the mock has rank 0 only
+            async with pair.asking("dynamo.prefill.generate", routing=routing) as stop:
                 await eventually(lambda: len(pair.prefill.received) > known, "the prefill engine has the request")
                 stopped = time.time()
                 chunks = await stop()
             await eventually(lambda: pair.prefill.idle, "the prefill engine is let go of")
+            assert {"x-data-parallel-rank": "0"} == pair.prefill.received[-1]["metadata"]
             assert pair.prefill.events("released")[-1]["at"] - stopped < RELEASE_SECONDS
         assert all("disaggregated_params" not in chunk for chunk in chunks)
         await answered(pair, client)

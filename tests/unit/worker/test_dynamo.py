@@ -110,10 +110,12 @@ class Client:
     chunks: list[Mapping[str, Any]] = attrs.field(factory=list)
     error: FakeDynamoError | None = None
 
-    async def aio_ask(self, engine: EngineObject) -> None:
+    context: Context = attrs.field(factory=Context)
+
+    async def aio_ask(self, engine: EngineObject, **request: object) -> None:
         """Ask and take everything."""
         try:
-            async for chunk in engine.generate(REQUEST, Context()):
+            async for chunk in engine.generate(REQUEST | request, self.context):
                 self.chunks.append(chunk)
         except FakeDynamoError as error:
             self.error = error
@@ -145,6 +147,28 @@ async def test_whole_life(aio_loop: object) -> None:
     assert ["model-alias"] == world.dynamo.engine_config.keywords["model_aliases"]
     described = [name for name, _ in world.engine.calls]
     assert ["GetModelInfo", "GetServerInfo", "GetModelInfo", "GetServerInfo", "GetKvEventSources"] == described
+
+
+@pytest.mark.rule("10.2", "7.10", "R2.12", "FR-003")
+async def test_whole_life_of_a_decode_worker(aio_loop: object) -> None:
+    """The role decides what is registered, what a request becomes, and when a cancel acts."""
+    client = Client(context=Context(stopped=True))
+    handoff = {"do_remote_prefill": True, "remote_port": 20097}
+
+    async def aio_serve(engine: EngineObject) -> None:
+        await client.aio_ask(engine, prefill_result={"disaggregated_params": handoff})
+        await aio_stop(engine)
+
+    world = World(new_engine(script=Script(stream=[Send(tokens(7)), Gate()])), FakeDynamo(aio_serve))
+    assert (0, []) == await world.run(disaggregation_mode=DisaggregationMode.DECODE)
+    assert world.dynamo.worker_config is not None
+    assert "backend" == world.dynamo.worker_config.keywords["component"]
+    (received,) = world.engine.requests
+    assert received.request.kv is not None
+    assert received.request.kv.kv_transfer_params is not None
+    assert "20097" == received.request.kv.kv_transfer_params.fields["remote_port"].string_value
+    assert ["cancelled"] == [chunk["finish_reason"] for chunk in client.chunks]
+    assert 1 == client.context.first_tokens
 
 
 @pytest.mark.rule("R11.7")
