@@ -9,6 +9,7 @@ starts as well.
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ MAX_LOGPROB_IDS = 128
 MAX_I32 = 2**31 - 1
 ALL = -1
 MAX_BIAS = 100.0
+WHOLE_NUMBER = re.compile(r"\+?0*([0-9]{1,10})", re.ASCII)
+"""A rank in a call's metadata."""
 
 
 @attrs.frozen(slots=True)
@@ -211,10 +214,10 @@ def _rank(metadata: Mapping[str, str], facts: VllmFacts) -> int | None:
     text = metadata.get(RANK_METADATA_KEY)
     if text is None:
         return None
-    trimmed = text.strip()
-    if not (trimmed.isascii() and trimmed.isdigit() and len(trimmed) <= 10 and int(trimmed) < 2**32):
+    digits = WHOLE_NUMBER.fullmatch(text.strip())
+    if digits is None or int(digits[1]) >= 2**32:
         refuse(f"metadata {RANK_METADATA_KEY} {text!r} is not a whole number from 0 to {2**32 - 1}")
-    rank = int(trimmed)
+    rank = int(digits[1])
     if rank not in facts.ranks:
         reason = f"rank {rank} is not connected; connected ranks are {list(facts.ranks)}"
         refuse(f"metadata {RANK_METADATA_KEY}: {reason}")
@@ -232,8 +235,12 @@ def _prompt(request: GenerateRequest, prompt: Sequence[int], facts: VllmFacts) -
     if not prompt:
         refuse(f"{'text' if request.text is not None else 'token_ids'} is empty; a prompt needs at least one token")
     limit = request.truncate_prompt_tokens
-    if limit > facts.max_model_len:
-        refuse(f"truncate_prompt_tokens {limit} exceeds max_model_len {facts.max_model_len}")
+    asked = request.stopping.max_new_tokens if request.stopping is not None else 0
+    if limit > (most := max(0, facts.max_model_len - asked)):
+        refuse(
+            f"truncate_prompt_tokens {limit} exceeds max_model_len {facts.max_model_len} less max_new_tokens {asked};"
+            f" at most {most} are allowed"
+        )
     ids = list(prompt[-limit:] if limit else prompt)
     if (highest := max(ids)) > facts.max_prompt_id:
         refuse(f"prompt token id {highest} is out of range; ids are 0 to {facts.max_prompt_id}")

@@ -24,7 +24,7 @@ from trio_sidecar.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trio_sidecar.engines.sampling import VllmJob
 
@@ -39,6 +39,10 @@ FINISH_REASONS = {
     "abort": FinishInfoFinishReason.ABORTED,
     "repetition": FinishInfoFinishReason.ABORTED,
 }
+
+
+INCOMPLETE = "\ufffd"
+"""What a decoder gives for bytes that are no character, or not yet."""
 
 
 class FlatLogprobs(Protocol):
@@ -57,15 +61,22 @@ class FlatLogprobs(Protocol):
 class OutputConverter:
     """Converts the outputs of one request, in order.
 
+    Args:
+        job: The request.
+        decode: Token ids → text, special tokens skipped as the request says; None to give vLLM's text as it is.
+
     Attributes:
         num_tokens: Output tokens so far.
         finished: Whether the terminal message was made.
     """
 
-    __slots__ = ("_job", "_masks", "_prompt_info_made", "finished", "num_tokens")
+    __slots__ = ("_decode", "_ids", "_job", "_masks", "_prompt_info_made", "_said", "finished", "num_tokens")
 
-    def __init__(self, job: VllmJob) -> None:
+    def __init__(self, job: VllmJob, decode: Callable[[list[int]], str] | None = None) -> None:
         self._job = job
+        self._decode = decode if job.want_text else None
+        self._ids: list[int] = []
+        self._said: list[str] = []
         self._prompt_info_made = False
         self._masks: list[TokenIds] = []
         self.num_tokens = 0
@@ -125,6 +136,24 @@ class OutputConverter:
             merged.finish_info = self._finish(output, completion, tokens)
             merged.sampling_mask = self._masks
             self.finished = True
+        if self._decode is not None:
+            self._ids.extend(tokens)
+            self._said.append(completion.text)
+            if completion.finish_reason is not None:
+                texts.append(self._unsaid(self._decode, completion))
+
+    def _unsaid(self, decode: Callable[[list[int]], str], completion: Any) -> str:
+        """Bytes at the end that never became a character: vLLM waits for the rest of it, and drops them."""
+        if isinstance(completion.stop_reason, str):
+            return ""
+        hidden = completion.finish_reason == "stop" and not self._job.params.get("include_stop_str_in_output")
+        ids = self._ids[:-1] if hidden else self._ids
+        if not ids or not decode(ids[-1:]).endswith(INCOMPLETE):
+            return ""
+        whole, said = decode(ids), "".join(self._said)
+        # vLLM decodes in the prompt's light, and so may have a space that is not there without the prompt.
+        known = next((start for start in (said, said.removeprefix(" ")) if whole.startswith(start)), whole)
+        return whole[len(known) :]
 
     def _finish(self, output: Any, completion: Any, tokens: Sequence[int]) -> FinishInfo:
         reason = FINISH_REASONS.get(completion.finish_reason)

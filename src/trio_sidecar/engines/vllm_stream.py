@@ -221,9 +221,8 @@ class VllmStream:
         request = self._request
         if request.text is None:
             return request.token_ids.ids if request.token_ids is not None else ()
-        if not request.text:
-            return ()
         try:
+            # An empty text, too: a tokenizer may put a token before every text.
             encode: Callable[[str], list[int]] = llm.get_tokenizer().encode
             if len(request.text) > LONG_TEXT:
                 return await aio_in_thread(encode, request.text)
@@ -233,7 +232,14 @@ class VllmStream:
 
     async def _aio_submit(self, llm: Any, job: VllmJob) -> None:
         arguments = self._engine.requests.arguments(job)
-        converter = OutputConverter(job)
+
+        def decode(ids: list[int]) -> str:
+            tokenizer = llm.get_tokenizer()
+            skip = job.params["skip_special_tokens"]
+            # vLLM's own text comes from the fast tokenizer inside, where there is one.
+            return str(getattr(tokenizer, "_tokenizer", tokenizer).decode(ids, skip_special_tokens=skip))
+
+        converter = OutputConverter(job, decode)
         outbox = Outbox(converter)
         collector = await llm.add_request(**arguments)
         # No await in between: what vLLM puts in from here on comes to us.

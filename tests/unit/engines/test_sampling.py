@@ -228,6 +228,25 @@ def test_truncation_keeps_the_end() -> None:
     assert PROMPT == accept(truncate_prompt_tokens=9).prompt
 
 
+def test_truncation_leaves_room_for_what_is_asked() -> None:
+    """The tokens to keep and those to generate must fit together; without a number of the latter, any prompt may."""
+    stopping = StoppingCriteria(max_new_tokens=4)
+    assert PROMPT == accept(truncate_prompt_tokens=60, stopping=stopping).prompt
+    refused(
+        StatusCode.INVALID_ARGUMENT,
+        "truncate_prompt_tokens 61 exceeds .* 64 less max_new_tokens 4",
+        truncate_prompt_tokens=61,
+        stopping=stopping,
+    )
+    assert PROMPT == accept(truncate_prompt_tokens=64).prompt
+
+
+@pytest.mark.parametrize("text", ["1", " 1 ", "+1", "00000000001"])
+def test_spellings_of_a_rank(text: str) -> None:
+    """A rank may be spelled as vLLM's own server reads numbers."""
+    assert 1 == accept(metadata={"x-data-parallel-rank": text}).rank
+
+
 def test_transfer_parameters() -> None:
     """They come as JSON with whole numbers as integers; a remote prefill makes the encoder's part pointless."""
     kv: dict[str, Any] = {"port": 5600, "share": 0.5}
@@ -261,6 +280,8 @@ def test_constraints(decoding: DecodingParameters, structured: dict[str, Any] | 
 
 REFUSALS = [
     (StatusCode.INVALID_ARGUMENT, "x-data-parallel-rank '-1'", {"metadata": {"x-data-parallel-rank": "-1"}}),
+    (StatusCode.INVALID_ARGUMENT, "rank '1_0'", {"metadata": {"x-data-parallel-rank": "1_0"}}),
+    (StatusCode.INVALID_ARGUMENT, "rank '4294967296'", {"metadata": {"x-data-parallel-rank": "4294967296"}}),
     (StatusCode.INVALID_ARGUMENT, r"rank 2 is not connected.*\[0, 1\]", {"metadata": {"x-data-parallel-rank": "2"}}),
     (StatusCode.NOT_FOUND, "'other' is not served; served is 'tiny', 'small'", {"model": "other"}),
     (StatusCode.NOT_FOUND, "'poet' is not served", {"model": "poet"}),

@@ -165,3 +165,41 @@ def test_the_sampling_mask_comes_with_the_terminal() -> None:
     assert last.outputs is not None
     assert [] == early[1].outputs.sampling_mask
     assert [TokenIds(ids=[5, 6]), TokenIds(ids=[6])] == last.outputs.sampling_mask
+
+
+def half(ids: list[int]) -> str:
+    """Decodes ids from 90 on as bytes of no character, the others as letters."""
+    return "".join("\ufffd" if token >= 90 else chr(96 + token) for token in ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "ending", "expected"),
+    [
+        ("a", [1, 91, 92], {"finish_reason": "length"}, "a\ufffd\ufffd"),
+        ("", [91], {"finish_reason": "abort"}, "\ufffd"),
+        (" a", [1, 91], {"finish_reason": "length"}, " a\ufffd"),
+        ("a", [1, 91, 3], {"finish_reason": "stop", "stop_reason": 3}, "a\ufffd"),
+        ("a", [1, 91], {"finish_reason": "stop", "stop_reason": 91}, "a"),
+        ("", [91], {"finish_reason": "stop"}, ""),
+        ("a", [1, 91], {"finish_reason": "stop", "stop_reason": "b"}, "a"),
+        ("a", [1], {"finish_reason": "length"}, "a"),
+        ("other", [1, 91], {"finish_reason": "length"}, "other"),
+    ],
+)
+def test_bytes_of_an_incomplete_character_come_at_the_end(
+    text: str, tokens: list[int], ending: dict[str, Any], expected: str
+) -> None:
+    """What vLLM holds back until a character is whole is not lost, unless a stop string or a hidden token cut it."""
+    converter = OutputConverter(job(), half)
+    converter.convert([output()])
+    (last,) = converter.convert([output(text, tokens, **ending)])
+    assert last.outputs is not None
+    assert expected == last.outputs.text
+
+
+def test_incomplete_characters_are_left_alone_before_the_end_and_without_text() -> None:
+    """Only the terminal message may tell that a character will not become whole, and only to who wants text."""
+    converter = OutputConverter(job(), half)
+    assert "" == converter.convert([output("", [91])])[1].outputs.text  # type: ignore[union-attr]
+    silent = OutputConverter(job(want_text=False), half)
+    assert "" == silent.convert([output("", [91], finish_reason="length")])[1].outputs.text  # type: ignore[union-attr]
