@@ -77,8 +77,9 @@ class MockSettings:
         speedup_ratio: Divides both times.
         max_num_seqs: Requests that run at once; further ones wait, up to ``max_concurrent_requests``.
         num_gpu_blocks: Size of the simulated KV cache, in blocks of ``block_size`` tokens.
-        zmq_kv_events_port: Where KV events would be published; None publishes none.
-        zmq_replay_port: Where they could be asked for again; None keeps none.
+        zmq_kv_events_port: Where KV events are published, one port per rank from here on; 0 lets the system choose;
+            None publishes none.
+        zmq_replay_port: Where they can be asked for again; likewise; None keeps none.
     """
 
     model: str = setting(
@@ -168,6 +169,25 @@ class MockSettings:
         ),
         default=True,
     )
+    max_loras: int = _count(
+        "--max-loras", "TRIO_SIDECAR_MOCK_MAX_LORAS", 0, "LoRA adapters that fit; 0 makes an engine without LoRA.", 0
+    )
+    rl_controls: bool = setting(
+        Option(
+            flag="--rl-controls",
+            env="TRIO_SIDECAR_MOCK_RL_CONTROLS",
+            parse=parse_bool,
+            choices=("true", "false"),
+            help="Whether it can be paused, put to sleep and given new weights.",
+        ),
+        default=False,
+    )
+    data_parallel_size: int = _count(
+        "--data-parallel-size",
+        "TRIO_SIDECAR_MOCK_DATA_PARALLEL_SIZE",
+        1,
+        "Data-parallel ranks, each with its own cache.",
+    )
     zmq_kv_events_port: int | None = attrs.field(default=None)
     zmq_replay_port: int | None = attrs.field(default=None)
 
@@ -177,7 +197,7 @@ def _whole(least: int) -> Callable[[object, str], object]:
 
 
 def _port(value: object, source: str) -> object:
-    return check_range(value, source, 1, MAX_PORT)  # type: ignore[arg-type]
+    return check_range(value, source, 0, MAX_PORT)  # type: ignore[arg-type]
 
 
 def _ratio(value: object, source: str) -> object:

@@ -6,17 +6,21 @@ import heapq
 import itertools
 import uuid
 from collections import defaultdict
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import betterproto2
 import structlog
+import trio
 
-from trio_sidecar.bridge import aio_now
+from trio_sidecar.bridge import AioEvent, aio_now
+from trio_sidecar.engines.mock_cache import MockCache, open_publishers
 from trio_sidecar.engines.mock_facts import MockFacts
+from trio_sidecar.engines.mock_lora import MockLora
 from trio_sidecar.engines.mock_output import MockOutput
 from trio_sidecar.engines.mock_request import accept
+from trio_sidecar.engines.mock_rl import MockRl
 from trio_sidecar.engines.mock_stream import MockStream
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.wire import (
@@ -83,10 +87,17 @@ async def open_mock(settings: MockSettings) -> AsyncIterator[MockEngine]:
         mode=settings.disaggregation_mode.value,
         reply=settings.reply.value,
     )
-    if settings.zmq_kv_events_port is not None:
-        log.warning("kv_events_not_published", reason="the mock engine has no publisher yet, so it lists no source")
     try:
-        yield engine
+        with ExitStack() as stack:
+            engine.cache.publishers.extend(open_publishers(settings, stack))
+            if settings.zmq_replay_port is None:
+                yield engine
+                return
+            async with trio.open_nursery() as nursery:
+                for publisher in engine.cache.publishers:
+                    nursery.start_soon(publisher.answer_replays)
+                yield engine
+                nursery.cancel_scope.cancel()
     finally:
         engine.close()
 
@@ -96,6 +107,7 @@ class MockEngine:
 
     Attributes:
         facts: What it claims to be.
+        cache: What it holds of prompts.
     """
 
     def __init__(self, facts: MockFacts) -> None:
@@ -110,6 +122,13 @@ class MockEngine:
         self._refused = 0
         self._aborted = 0
         self._closed = False
+        self._frozen = False
+        self._idle = AioEvent()
+        self._idle.set()
+        self.cache = MockCache(facts)
+        base_names = (facts.model_id, facts.served_model_name)
+        self._lora = MockLora(facts.max_loras, base_names) if facts.max_loras else None
+        self._rl = MockRl(self) if facts.rl_controls else None
 
     def statistics(self) -> MockStatistics:
         """A snapshot, for tests and for whoever looks for leaks."""
@@ -150,12 +169,20 @@ class MockEngine:
                 self._abort(request.request_ids)
                 answer = AbortResponse()
             case GetKvEventSourcesRequest():
-                answer = GetKvEventSourcesResponse()
+                answer = GetKvEventSourcesResponse(sources=self.cache.sources())
             case _:
-                reason = f"{method.name} is not supported by the mock engine"
-                raise RpcError(StatusCode.UNIMPLEMENTED, reason, rpc=method.name)
+                answer = await self._aio_manage(method.name, request)
         assert isinstance(answer, method.response)  # noqa: S101 - ties the table above to the method's types
         return answer
+
+    async def _aio_manage(self, name: str, request: betterproto2.Message) -> betterproto2.Message:
+        """Calls that only some mock engines know (R16.4)."""
+        for part in (self._lora, self._rl):
+            answer = None if part is None else await part.aio_call(request)
+            if answer is not None:
+                return answer
+        reason = f"{name} is not supported by the mock engine"
+        raise RpcError(StatusCode.UNIMPLEMENTED, reason, rpc=name)
 
     async def aio_check_health(self, service: str) -> HealthCheckResponseServingStatus:
         """The health of one service; see the contract."""
@@ -177,6 +204,10 @@ class MockEngine:
         """
         try:
             job = accept(stream.request, stream.metadata, self.facts)
+            if job.adapter and self._lora is not None:
+                self._lora.check_loaded(job.adapter)
+            if self._rl is not None:
+                self._rl.check_admission()
             if self._closed:
                 raise RpcError(StatusCode.UNAVAILABLE, "the mock engine is closed")
             if len(self._streams) >= self.facts.max_concurrent_requests:
@@ -184,6 +215,7 @@ class MockEngine:
                 raise RpcError(StatusCode.RESOURCE_EXHAUSTED, reason)
             if not job.request_id:
                 job = attrs.evolve(job, request_id=str(uuid.uuid4()))
+            job = attrs.evolve(job, cached_tokens=self.cache.use(job))
             output = MockOutput(job, self.facts)
         except RpcError:
             self._refused += 1
@@ -191,6 +223,7 @@ class MockEngine:
         stream.request_id = job.request_id
         self._accepted += 1
         self._streams.add(stream)
+        self._idle.clear()
         self._by_request_id[job.request_id].add(stream)
         heapq.heappush(self._waiting, (job.priority, next(self._arrivals), stream))
         log.debug("mock_request_started", request_id=job.request_id, open=len(self._streams))
@@ -205,6 +238,8 @@ class MockEngine:
                 "mock_request_ended", request_id=stream.request_id, reason=stream.end_reason, open=len(self._streams)
             )
         self._running.discard(stream)
+        if not self._streams:
+            self._idle.set()
         same_id = self._by_request_id.get(stream.request_id)
         if same_id is not None:
             same_id.discard(stream)
@@ -218,8 +253,36 @@ class MockEngine:
 
     def _start_waiting(self) -> None:
         """Give free places to those who wait, the lowest priority number first."""
-        while self._waiting and len(self._running) < self.facts.max_num_seqs:
+        while self._waiting and not self._frozen and len(self._running) < self.facts.max_num_seqs:
             stream = heapq.heappop(self._waiting)[2]
             if stream in self._streams:
                 self._running.add(stream)
                 stream.start(aio_now())
+
+    # -- For the RL controls ----------------------------------------------------------------------------------------
+
+    def abort_all(self) -> None:
+        """End all requests with ABORTED."""
+        for stream in tuple(self._streams):
+            self._aborted += stream.abort()
+
+    async def aio_wait_idle(self) -> None:
+        """Return when no request is left."""
+        await self._idle.aio_wait()
+
+    def freeze(self) -> None:
+        """Make no more tokens, and begin with no request, until thawed."""
+        self._frozen = True
+        for stream in self._streams:
+            stream.freeze(aio_now())
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._frozen = False
+        for stream in self._streams:
+            stream.thaw(aio_now())
+        self._start_waiting()
+
+    def clear_cache(self) -> None:
+        """Forget cached blocks."""
+        self.cache.clear()

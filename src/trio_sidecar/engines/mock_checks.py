@@ -17,7 +17,7 @@ MAX_SALT_CHARS = 128
 _BAD_SALT_CHARS = frozenset("@/\\\0")
 
 
-def check_unsupported(request: GenerateRequest, *, text_mode: bool) -> None:
+def check_unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool = False) -> None:
     """Refuse what this engine would have to ignore.
 
     Token mode follows Dynamo's mocker, which ignores the decoding parameters and has no use for cache controls.
@@ -25,7 +25,7 @@ def check_unsupported(request: GenerateRequest, *, text_mode: bool) -> None:
     Raises:
         RpcError: UNIMPLEMENTED, or INVALID_ARGUMENT for the cache controls in token mode.
     """
-    for field in _unsupported(request, text_mode=text_mode):
+    for field in _unsupported(request, text_mode=text_mode, lora=lora):
         raise RpcError(StatusCode.UNIMPLEMENTED, f"{field} is not supported by the mock engine")
     kv = request.kv
     if kv is None:
@@ -41,8 +41,8 @@ def check_unsupported(request: GenerateRequest, *, text_mode: bool) -> None:
         raise RpcError(StatusCode.INVALID_ARGUMENT, reason)
 
 
-def _unsupported(request: GenerateRequest, *, text_mode: bool) -> Iterator[str]:
-    if request.lora_name:
+def _unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool) -> Iterator[str]:
+    if request.lora_name and not lora:
         yield "lora_name"
     if request.media:
         yield "media"

@@ -48,6 +48,10 @@ class MockFacts:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    enable_prefix_caching: bool = True
+    max_loras: int = 0
+    rl_controls: bool = False
+    data_parallel_size: int = 1
 
     @classmethod
     def resolve(cls, settings: MockSettings) -> Self:
@@ -71,6 +75,10 @@ class MockFacts:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=settings.max_model_len,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            max_loras=settings.max_loras,
+            rl_controls=settings.rl_controls,
+            data_parallel_size=settings.data_parallel_size,
         )
 
     @property
@@ -85,6 +93,7 @@ class MockFacts:
             served_model_name=self.served_model_name,
             supports_text_input=self.tokenizer is not None,
             supports_token_ids_input=True,
+            supports_lora=self.max_loras > 0,
         )
 
     def server_info(self) -> ServerInfo:
@@ -96,17 +105,23 @@ class MockFacts:
             parallelism=ParallelismInfo(
                 tensor_parallel_size=1,
                 pipeline_parallel_size=1,
-                data_parallel_size=1,
+                data_parallel_size=self.data_parallel_size,
                 decode_context_parallel_size=1,
                 world_size=1,
-                data_parallel_size_local=1,
+                data_parallel_size_local=self.data_parallel_size,
             ),
             max_model_len=self.max_model_len,
             kv_block_size=self.block_size,
-            total_kv_blocks=self.num_gpu_blocks,
+            total_kv_blocks=self.num_gpu_blocks * self.data_parallel_size,
             max_running_requests=self.max_num_seqs,
             max_batched_tokens=self.max_num_batched_tokens,
-            rl_capabilities=RlCapabilities(),
+            max_loras=self.max_loras,
+            rl_capabilities=RlCapabilities(
+                weight_transfer_enabled=self.rl_controls,
+                weight_transfer_backend="mock" if self.rl_controls else "",
+                sleep_mode_enabled=self.rl_controls,
+                draft_weight_updates_enabled=self.rl_controls,
+            ),
             proto_version=PROTO_VERSION,
             effective_attention_block_size=self.block_size,
         )

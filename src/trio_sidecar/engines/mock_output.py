@@ -111,7 +111,7 @@ class MockOutput:
     def _terminal(self, finish: FinishInfo) -> FinishInfo:
         self._finished = True
         finish.num_output_tokens = self.num_tokens
-        finish.num_cached_tokens = 0
+        finish.num_cached_tokens = self._job.cached_tokens
         if self._facts.mode is DisaggregationMode.PREFILL and finish.finish_reason != FinishInfoFinishReason.ABORTED:
             finish.kv_transfer_params = handoff(len(self._job.prompt), self._job.request_id)
         return finish

@@ -45,6 +45,10 @@ class MockJob:
         sampling_seed: None for greedy decoding and for unseeded sampling.
         candidates: None if no logprobs are asked for.
         prompt_candidates: None if no prompt logprobs are asked for.
+        rank: The data-parallel rank; None leaves it to the engine.
+        adapter: The LoRA adapter; empty for none.
+        uses_cache: Whether its prompt may share blocks with others.
+        cached_tokens: How many of its tokens did.
     """
 
     request_id: str
@@ -63,6 +67,10 @@ class MockJob:
     skip_special: bool
     candidates: Candidates | None
     prompt_candidates: Candidates | None
+    rank: int | None = None
+    adapter: str = ""
+    uses_cache: bool = True
+    cached_tokens: int = 0
 
 
 def refuse(reason: str, status: StatusCode = StatusCode.INVALID_ARGUMENT) -> NoReturn:
@@ -76,13 +84,13 @@ def accept(request: GenerateRequest, metadata: Mapping[str, str], facts: MockFac
     Raises:
         RpcError: It is refused; the message names field, value and what is allowed.
     """
-    _check_rank(metadata)
+    rank = _rank(metadata, facts.data_parallel_size)
     if request.model not in ("", facts.served_model_name):
         refuse(f"model {request.model!r} is not served; served is {facts.served_model_name!r}", StatusCode.NOT_FOUND)
     prompt = _prompt(request, facts)
     if request.sampling is not None and request.sampling.num_sequences > 1:
         refuse(f"num_sequences {request.sampling.num_sequences} is not supported; allowed are 0 and 1")
-    check_unsupported(request, text_mode=facts.tokenizer is not None)
+    check_unsupported(request, text_mode=facts.tokenizer is not None, lora=facts.max_loras > 0)
     check_role(request.kv, facts.mode)
     response = request.response or ResponseOptions()
     stopping = request.stopping or StoppingCriteria()
@@ -121,18 +129,23 @@ def accept(request: GenerateRequest, metadata: Mapping[str, str], facts: MockFac
         skip_special=response.skip_special_tokens is not False,
         candidates=candidates,
         prompt_candidates=prompt_candidates,
+        rank=rank,
+        adapter=request.lora_name,
+        uses_cache=request.kv is None or not (request.kv.bypass_prefix_cache or request.kv.cache_salt),
     )
 
 
-def _check_rank(metadata: Mapping[str, str]) -> None:
+def _rank(metadata: Mapping[str, str], size: int) -> int | None:
     text = metadata.get(RANK_METADATA_KEY)
     if text is None:
-        return
+        return None
     trimmed = text.strip()
     if not (trimmed.isascii() and trimmed.isdigit() and len(trimmed) <= 10 and int(trimmed) < 2**32):
         refuse(f"metadata {RANK_METADATA_KEY} {text!r} is not a whole number from 0 to {2**32 - 1}")
-    if int(trimmed) != 0:
-        refuse(f"metadata {RANK_METADATA_KEY}: rank {int(trimmed)} is not connected; connected ranks are [0]")
+    rank = int(trimmed)
+    if rank >= size:
+        refuse(f"metadata {RANK_METADATA_KEY}: rank {rank} is not connected; connected ranks are {list(range(size))}")
+    return rank
 
 
 def _prompt(request: GenerateRequest, facts: MockFacts) -> Sequence[int]:

@@ -45,6 +45,7 @@ class MockStream:
         self._alarm = AioAlarm()
         self._output: MockOutput | None = None
         self._first_due: float | None = None
+        self._frozen_at: float | None = None
         self._prompt_info_sent = False
         self._aborted = False
         self._failure: RpcError | None = None
@@ -99,6 +100,19 @@ class MockStream:
         self._first_due = now + self._engine.facts.ttft_secs
         self._alarm.ring()
 
+    def freeze(self, now: float) -> None:
+        """Stand still (for the engine only)."""
+        if self._frozen_at is None:
+            self._frozen_at = now
+            self._alarm.ring()
+
+    def thaw(self, now: float) -> None:
+        """Go on as if no time had passed (for the engine only)."""
+        if self._frozen_at is not None and self._first_due is not None:
+            self._first_due += now - self._frozen_at
+        self._frozen_at = None
+        self._alarm.ring()
+
     def abort(self) -> bool:
         """End with an ABORTED answer; whether that changed anything (for the engine only)."""
         if self._aborted or (self._output is not None and self._output.is_finished()):
@@ -117,7 +131,7 @@ class MockStream:
 
     def _due(self, output: MockOutput) -> int:
         """How many tokens are due and not made."""
-        if self._first_due is None:
+        if self._first_due is None or self._frozen_at is not None:
             return 0
         late = aio_now() - self._first_due + TIMER_SLACK_SECS
         interval = self._engine.facts.itl_secs
@@ -128,8 +142,8 @@ class MockStream:
         return int(late / interval) + 1 - output.num_tokens
 
     def _next_due(self, output: MockOutput) -> float | None:
-        """When the next token is due; None while the stream waits for its turn."""
-        if self._first_due is None:
+        """When the next token is due; None while the stream waits for its turn, or stands still."""
+        if self._first_due is None or self._frozen_at is not None:
             return None
         return self._first_due + output.num_tokens * self._engine.facts.itl_secs
 

@@ -366,7 +366,7 @@ async def test_names(aio_loop: object, autojump_clock: object, settings: Any, ex
 async def test_the_rest_of_control(aio_loop: object, autojump_clock: object) -> None:
     """No KV event source is listed; adapters, life cycle and shutdown are UNIMPLEMENTED by name."""
     known = {ABORT, GET_MODEL_INFO, GET_SERVER_INFO, GET_KV_EVENT_SOURCES}
-    async with open_mock(mock_settings(zmq_kv_events_port=5557)) as engine:
+    async with open_mock(mock_settings()) as engine:
         assert [] == (await run_aio(engine.aio_call, GET_KV_EVENT_SOURCES, GetKvEventSourcesRequest())).sources
         for method in set(CONTROL_METHODS) - known:
             with pytest.raises(RpcError, match=method.name) as caught:
