@@ -43,6 +43,9 @@ OWN_VARIABLES = re.compile(
     r"DYN_(DISCOVERY_BACKEND|FILE_KV|(REQUEST|RESPONSE|EVENT)_PLANE|NAMESPACE.*|COMPONENT|ENDPOINT|ENDPOINT_TYPES"
     r"|DISAGGREGATION_MODE|ROUTE_TO_ENCODER|SYSTEM_.*|HTTP_HOST|HTTP_PORT|SIDECAR_GRPC_ENDPOINT)|TRIO_SIDECAR_LISTEN"
 )
+# Dynamo's planes have no authentication. Its request plane obeys these; its event plane, ZMQ, advertises the address
+# but still listens on every interface.
+LISTEN_VARIABLES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
 LISTENING = re.compile(r"listening on (\S+)")
 
 
@@ -73,8 +76,9 @@ def own_commands(worker: WorkerKind, engine_flags: tuple[str, ...], *, engine: t
 
 
 def child_environment(environ: Mapping[str, str], discovery: Path) -> dict[str, str]:
-    """The parts' environment: the user's, except for where they find each other, which is a private directory."""
+    """The parts' environment: the user's, except for where they find each other: a private directory and loopback."""
     env = {name: value for name, value in environ.items() if not OWN_VARIABLES.fullmatch(name)}
+    env |= dict.fromkeys(LISTEN_VARIABLES, "127.0.0.1")
     env |= {
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(discovery),
@@ -89,6 +93,17 @@ def child_environment(environ: Mapping[str, str], discovery: Path) -> dict[str, 
     for name in ("NO_PROXY", "no_proxy"):  # a proxy must never come between processes on one host
         env[name] = ",".join(filter(None, [env.get(name, ""), "127.0.0.1", "localhost", "::1"]))
     return env
+
+
+def frontend_environment(env: Mapping[str, str], home: Path) -> dict[str, str]:
+    """The front end's environment: it unpacks model cards under its home, so it gets a private one.
+
+    A user without a home can then run it too, and nothing is left behind. Models of a hub stay where the user has them.
+    """
+    own = {**env, "HOME": str(home)}
+    if user_home := env.get("HOME"):
+        own.setdefault("HF_HOME", str(Path(user_home, ".cache", "huggingface")))
+    return own
 
 
 async def run_up(
@@ -151,6 +166,7 @@ class _Up:
     engine_address: trio.Event = attrs.field(factory=trio.Event)
     endpoint: str = ""
     awaited: str = "engine"
+    home: Path = attrs.field(factory=Path)
 
     async def watch_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         """End the run on the first signal; on the second, kill what has not ended yet."""
@@ -166,6 +182,8 @@ class _Up:
         discovery = directory / "discovery"
         discovery.mkdir()
         env = child_environment(self.environ, discovery)
+        self.home = directory / "home"
+        self.home.mkdir()
         async with open_supervisor(directory, stop_order=STOP_ORDER, on_line=self._on_line) as self.supervisor:
             model = await self._start_in_time(self.supervisor, env)
             self.ready = True
@@ -192,8 +210,9 @@ class _Up:
             await self.engine_address.wait()
             stage.outcome = f"listening on {self.endpoint}"
         with self.report.stage("front end", "starting") as stage:
+            frontend = frontend_environment(env, self.home)
             listen = ("--http-host", address.host, "--http-port", str(address.port))
-            supervisor.start(Part(name="front end", argv=(*self.commands.frontend, *listen), env=env))
+            supervisor.start(Part(name="front end", argv=(*self.commands.frontend, *listen), env=frontend))
             # The worker needs no front end, so both start at once.
             worker = (*self.commands.worker, "--grpc-endpoint", self.endpoint)
             supervisor.start(Part(name="worker", argv=worker, env=env, stop_secs=STOP_SECS))
@@ -201,7 +220,7 @@ class _Up:
             await _wait_for_port(address)
             stage.outcome = f"listening on http://{address}"
         with self.report.stage("worker", "registering") as stage:
-            self.awaited = "worker"
+            self.awaited = "front end"  # it is the one that fetches the model's card and lists it
             model = await wait_for_model(address)
             stage.outcome = f"serving {model}"
         with self.report.stage("answer", "asking for one token"):

@@ -20,7 +20,7 @@ from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig
 from trio_sidecar.up.chat import AskFailed
 from trio_sidecar.up.child import PartFailed
 from trio_sidecar.up.http import HttpAddress
-from trio_sidecar.up.run import Commands, child_environment, curl_line, own_commands, run_up
+from trio_sidecar.up.run import Commands, child_environment, curl_line, frontend_environment, own_commands, run_up
 
 
 @attrs.frozen(slots=True)
@@ -207,6 +207,9 @@ def test_parts_find_each_other_whatever_the_user_has_set() -> None:
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         "DYN_SYSTEM_PORT": "-1",
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+        "DYN_EVENT_PLANE_HOST": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
         "TRIO_SIDECAR_LOG_FORMAT": "console",
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
@@ -214,6 +217,19 @@ def test_parts_find_each_other_whatever_the_user_has_set() -> None:
         "NO_PROXY": "corp,127.0.0.1,localhost,::1",
         "no_proxy": "127.0.0.1,localhost,::1",
     } == child_environment(user, Path("/d"))
+
+
+def test_front_end_home() -> None:
+    """The front end unpacks model cards in a private home; a hub's models stay where the user has them."""
+    private = Path("/d/home")
+
+    assert {"HOME": "/d/home", "HF_HOME": "/home/u/.cache/huggingface"} == frontend_environment(
+        {"HOME": "/home/u"}, private
+    )
+    assert {"HOME": "/d/home", "HF_HOME": "/models"} == frontend_environment(
+        {"HOME": "/home/u", "HF_HOME": "/models"}, private
+    )
+    assert {"HOME": "/d/home"} == frontend_environment({}, private)
 
 
 def test_our_own_commands() -> None:
