@@ -15,6 +15,7 @@ from trio_sidecar.errors import InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.lifecycle import open_stop_signals
 from trio_sidecar.worker.binding import missing_dynamo
 from trio_sidecar.worker.errors import RuntimeFailed
+from trio_sidecar.worker.etcd import wait_for_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,9 +106,15 @@ async def _serve(settings: FrontendSettings, binding: FrontendBinding, stop: Sto
     Returns:
         Why it ended, if nobody had asked it to.
     """
+    discovery = os.environ.get(*DISCOVERY)
     try:
         await _check_address(settings)
-        runtime = binding.open_runtime(current_loop(), os.environ.get(*DISCOVERY), os.environ.get(*REQUEST_PLANE))
+        if discovery == "etcd":
+            with stop.cancelling():
+                await wait_for_etcd(os.environ)
+            if stop.requested:
+                return None
+        runtime = binding.open_runtime(current_loop(), discovery, os.environ.get(*REQUEST_PLANE))
         engine = await run_aio(binding.aio_make_engine, runtime, settings.http_host, settings.http_port)
     except SidecarError as error:
         return error

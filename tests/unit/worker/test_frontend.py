@@ -137,3 +137,21 @@ async def test_without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     with structlog.testing.capture_logs() as logs:
         assert 1 == await run_frontend(FrontendSettings())
     assert "pip install 'trio-sidecar[dynamo]'" in logs[0]["reason"]
+
+
+@pytest.mark.rule("R11.7")
+async def test_stop_while_it_waits_for_etcd(aio_loop: object, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal ends the wait for etcd at once; Dynamo, which could not be interrupted, is not even asked."""
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "etcd")
+    monkeypatch.setenv("ETCD_ENDPOINTS", "http://127.0.0.1:1")
+    dynamo = FakeFrontend()
+    with trio.fail_after(5), structlog.testing.capture_logs():
+        async with trio.open_nursery() as nursery:
+
+            async def stop_later() -> None:
+                await trio.sleep(0.1)
+                signal.raise_signal(signal.SIGTERM)
+
+            nursery.start_soon(stop_later)
+            assert 0 == await run_frontend(FrontendSettings(http_port=port), binding=dynamo.binding)
+    assert [] == dynamo.made

@@ -1,0 +1,86 @@
+"""Waiting for etcd before Dynamo's front end does.
+
+Dynamo's runtime would wait too, for two minutes, but holds the interpreter meanwhile: no signal could end the process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import structlog
+import trio
+
+from trio_sidecar.config.fields import check_duration, duration
+from trio_sidecar.deadline import Deadline, format_seconds
+from trio_sidecar.errors import InvalidConfig
+from trio_sidecar.worker.errors import RuntimeFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["wait_for_etcd"]
+
+ENDPOINTS = ("ETCD_ENDPOINTS", "http://localhost:2379")
+STARTUP_SECS = ("ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS", "120")
+"""Variables of Dynamo's runtime, with their defaults."""
+
+DEFAULT_PORT = 2379
+RETRY_SECS = 0.5
+ATTEMPT_SECS = 5.0
+
+log = structlog.get_logger("trio_sidecar.worker.etcd")
+
+
+async def wait_for_etcd(environment: Mapping[str, str]) -> None:
+    """Wait until one of etcd's endpoints accepts connections (Trio-flavoured, may be cancelled).
+
+    Raises:
+        InvalidConfig: A variable makes no sense.
+        RuntimeFailed: None did within ``ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS``.
+    """
+    text = environment.get(*ENDPOINTS)
+    addresses = _addresses(text)
+    seconds = duration(environment.get(*STARTUP_SECS), STARTUP_SECS[0])
+    check_duration(seconds, STARTUP_SECS[0], zero=True)
+    deadline = Deadline.after(seconds)
+    told = False
+    while True:
+        for host, port in addresses:
+            if await _accepts(host, port):
+                return
+        if deadline.expired():
+            reason = f"etcd at {text} accepted no connection within {format_seconds(seconds)}"
+            raise RuntimeFailed(reason)
+        if not told:
+            log.info("waiting_for_etcd", endpoints=text, remaining_secs=round(deadline.remaining(), 3))
+            told = True
+        await trio.sleep(deadline.sooner_of(RETRY_SECS))
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    addresses = []
+    for endpoint in text.split(","):
+        url = endpoint.strip()
+        try:
+            parts = urlsplit(url if "://" in url else f"//{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host:
+            reason = f"{endpoint!r} is no address; use a list such as http://host1:2379,http://host2:2379"
+            raise InvalidConfig(ENDPOINTS[0], reason)
+        addresses.append((host, DEFAULT_PORT if port is None else port))
+    return addresses
+
+
+async def _accepts(host: str, port: int) -> bool:
+    accepted = False
+    with trio.move_on_after(ATTEMPT_SECS):
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except OSError:
+            return False
+        accepted = True
+        await trio.aclose_forcefully(stream)
+    return accepted
