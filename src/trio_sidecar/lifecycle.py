@@ -13,6 +13,7 @@ All of it starts with one :class:`StopRequest`.
 
 from __future__ import annotations
 
+import gc
 import signal
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -27,11 +28,27 @@ if TYPE_CHECKING:
 
     from trio_sidecar.bridge import SignalReceiver
 
-__all__ = ["StopRequest", "open_stop_signals"]
+__all__ = ["StopRequest", "open_stop_signals", "settle_collector"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+COLLECTOR_THRESHOLDS = (50_000, 20, 20)
+"""How many more containers were made than freed before the garbage collector looks at the youngest generation, and how
+many such looks before it goes on to the next. Python's default of 700 is two requests' worth."""
+
 log = structlog.get_logger("trio_sidecar.lifecycle")
+
+
+def settle_collector() -> None:
+    """Make the garbage collector cheap, for a process that serves and has started up.
+
+    A token stream makes and frees thousands of containers a second, hardly any of them in cycles, and by default the
+    collector walks through all that are alive each time 700 more were made: half of the CPU time per token in a flood
+    (``docs/performance.md``). Cycles are still found, later; what is alive now is not looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 class StopRequest:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import weakref
 
 import pytest
 import trio
 
 from trio_sidecar.bridge import Host, run
-from trio_sidecar.lifecycle import StopRequest, open_stop_signals
+from trio_sidecar.lifecycle import StopRequest, open_stop_signals, settle_collector
 
 
 async def test_first_reason_is_kept() -> None:
@@ -81,3 +83,28 @@ async def test_ending_process_is_deaf() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_settled_collector_still_finds_cycles() -> None:
+    """A settled collector looks seldom, leaves alone what was alive, and still frees a cycle that comes later."""
+    before = gc.get_threshold()
+    try:
+        settle_collector()
+        assert before[0] < gc.get_threshold()[0]
+        assert gc.get_freeze_count() > 0
+        cycle = Holder()
+        cycle.held = cycle
+        seen = weakref.ref(cycle)
+        del cycle
+        assert seen() is not None
+        gc.collect()
+        assert seen() is None
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+class Holder:
+    """Can be part of a cycle, and watched."""
+
+    held: object = None

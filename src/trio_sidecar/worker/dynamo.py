@@ -24,7 +24,7 @@ from trio_sidecar.discovery import discover
 from trio_sidecar.engines.remote import open_remote
 from trio_sidecar.errors import ErrorKind, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
-from trio_sidecar.lifecycle import open_stop_signals
+from trio_sidecar.lifecycle import open_stop_signals, settle_collector
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
@@ -87,7 +87,8 @@ async def run_worker(
         settings: What to serve as, and where the engine is.
         open_engine: Opens the engine; by default the remote one of the settings.
         binding: Dynamo; by default the installed one.
-        process_ends_after: The process ends next, so let no late signal spoil its exit code.
+        process_ends_after: The process is the worker's own and ends next: let no late signal spoil its exit code, and
+            set its garbage collector for a token stream.
 
     Returns:
         The exit code: 0 if it was asked to end, at whatever point; 1 if it failed, with one line in the log that says
@@ -109,6 +110,8 @@ async def run_worker(
                 model = await _look(settings, open_engine, stop)
             # A look that has succeeded must still not start a worker if a stop came meanwhile (R11.8).
             if model is not None and not stop.requested:
+                if process_ends_after:
+                    settle_collector()
                 await _serve(settings, open_engine, binding, stop, model)
         except SidecarError as error:
             return _failed(error)
