@@ -44,6 +44,9 @@ FINISH_REASONS = {
 INCOMPLETE = "\ufffd"
 """What a decoder gives for bytes that are no character, or not yet."""
 
+PROMPT_TAIL = 8
+"""How many of the prompt's tokens may matter for how the output is decoded."""
+
 
 class FlatLogprobs(Protocol):
     """vLLM's flat form of scores: column lists over all positions, and where each position begins and ends.
@@ -148,12 +151,17 @@ class OutputConverter:
             return ""
         hidden = completion.finish_reason == "stop" and not self._job.params.get("include_stop_str_in_output")
         ids = self._ids[:-1] if hidden else self._ids
-        if not ids or not decode(ids[-1:]).endswith(INCOMPLETE):
+        last = next((text for text in (decode([token]) for token in reversed(ids)) if text), "")
+        if not last.endswith(INCOMPLETE):
             return ""
-        whole, said = decode(ids), "".join(self._said)
-        # vLLM decodes in the prompt's light, and so may have a space that is not there without the prompt.
-        known = next((start for start in (said, said.removeprefix(" ")) if whole.startswith(start)), whole)
-        return whole[len(known) :]
+        said = "".join(self._said)
+        # vLLM decodes in the prompt's light: a space may depend on it, and the prompt may end within a character.
+        prompt = self._job.prompt[-PROMPT_TAIL:]
+        start = len(decode(prompt).rstrip(INCOMPLETE))
+        for whole in (decode(ids), decode([*prompt, *ids])[start:]):
+            if whole.startswith(said):
+                return whole[len(said) :]
+        return ""
 
     def _finish(self, output: Any, completion: Any, tokens: Sequence[int]) -> FinishInfo:
         reason = FINISH_REASONS.get(completion.finish_reason)

@@ -168,16 +168,17 @@ def test_the_sampling_mask_comes_with_the_terminal() -> None:
 
 
 def half(ids: list[int]) -> str:
-    """Decodes ids from 90 on as bytes of no character, the others as letters."""
-    return "".join("\ufffd" if token >= 90 else chr(96 + token) for token in ids)
+    """Decodes 90 as the first half of a character, ids above as the second, 80 to nothing, the others as letters."""
+    text = "".join("<" if token == 90 else ">" if token > 90 else chr(96 + token) for token in ids if token != 80)
+    return text.replace("<>", "\u00fc").replace("<", "\ufffd").replace(">", "\ufffd")
 
 
 @pytest.mark.parametrize(
     ("text", "tokens", "ending", "expected"),
     [
-        ("a", [1, 91, 92], {"finish_reason": "length"}, "a\ufffd\ufffd"),
+        ("a", [1, 91], {"finish_reason": "length"}, "a\ufffd"),
+        ("a\u00fc", [1, 90, 92, 93, 80], {"finish_reason": "length"}, "a\u00fc\ufffd"),
         ("", [91], {"finish_reason": "abort"}, "\ufffd"),
-        (" a", [1, 91], {"finish_reason": "length"}, " a\ufffd"),
         ("a", [1, 91, 3], {"finish_reason": "stop", "stop_reason": 3}, "a\ufffd"),
         ("a", [1, 91], {"finish_reason": "stop", "stop_reason": 91}, "a"),
         ("", [91], {"finish_reason": "stop"}, ""),
@@ -195,6 +196,14 @@ def test_bytes_of_an_incomplete_character_come_at_the_end(
     (last,) = converter.convert([output(text, tokens, **ending)])
     assert last.outputs is not None
     assert expected == last.outputs.text
+
+
+def test_an_incomplete_character_of_the_prompt_is_completed() -> None:
+    """The prompt's last bytes and the output's first go together; what is left over still comes."""
+    converter = OutputConverter(job(prompt=[1, 90]), half)
+    _, last = converter.convert([output("\u00fc", [91, 92], finish_reason="length")])
+    assert last.outputs is not None
+    assert "\u00fc\ufffd" == last.outputs.text
 
 
 def test_incomplete_characters_are_left_alone_before_the_end_and_without_text() -> None:
