@@ -17,7 +17,7 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "tests", "protos", "e2e", "conformance"]
+nox.options.sessions = ["lint", "types", "tests", "protos", "e2e", "conformance", "differential"]
 
 ROOT = Path(__file__).parent
 CACHE = ROOT / ".cache"
@@ -112,6 +112,13 @@ def conformance(session: nox.Session) -> None:
     install_wheel(session, *group("test", "peers"), extra="dynamo")
     binary = os.environ.get(VLLM_RS_VARIABLE) or str(fetch_vllm_rs(session))
     run_pytest(session, "tests/conformance", **{VLLM_RS_VARIABLE: binary})
+
+
+@nox.session(python=PYTHON)
+def differential(session: nox.Session) -> None:
+    """Put the same requests to our worker and to the Rust sidecar; ``-- --examples 5000`` generates more of them."""
+    install_wheel(session, *group("test", "peers"), extra="dynamo")
+    run_pytest(session, "tests/differential")
 
 
 def fetch_vllm_rs(session: nox.Session) -> Path:

@@ -148,11 +148,17 @@ def ask_model(engine: Engine) -> wire.ModelInfo:
 
 
 def start_rust_sidecar(
-    endpoint: str, *, discovery: Path, log_dir: Path, arguments: Sequence[str] = (), name: str = "rust-sidecar"
+    endpoint: str,
+    *,
+    discovery: Path,
+    log_dir: Path,
+    arguments: Sequence[str] = (),
+    name: str = "rust-sidecar",
+    **variables: str,
 ) -> Child:
-    """Start the Rust sidecar that the Dynamo wheel ships; ready once a front end lists its model."""
+    """Start the Rust sidecar that the Dynamo wheel ships, as :func:`start_worker` does."""
     argv = [sys.executable, "-c", RUST_SIDECAR, "--grpc-endpoint", endpoint, *arguments]
-    return Child(name, argv, env=dynamo_environment(discovery), log_dir=log_dir)
+    return Child(name, argv, env=dynamo_environment(discovery, **variables), log_dir=log_dir)
 
 
 def start_worker(

@@ -104,10 +104,10 @@ class DynamoPublisher:
 
     def _runtime_config(self) -> Any:
         config, facts = self.binding.llm.ModelRuntimeConfig(), self.facts
-        config.context_length = facts.context_length
-        config.total_kv_blocks = facts.total_kv_blocks
-        config.max_num_seqs = facts.max_num_seqs
-        config.max_num_batched_tokens = facts.max_num_batched_tokens
+        # What is unknown, as the block count of an encode worker is, stays unset: the binding takes no None.
+        for name in ("context_length", "total_kv_blocks", "max_num_seqs", "max_num_batched_tokens"):
+            if (value := getattr(facts, name)) is not None:
+                setattr(config, name, value)
         config.tool_call_parser = self.settings.dyn_tool_call_parser
         config.reasoning_parser = self.settings.dyn_reasoning_parser
         config.exclude_tools_when_tool_choice_none = self.settings.exclude_tools_when_tool_choice_none
