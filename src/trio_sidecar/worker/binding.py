@@ -49,7 +49,8 @@ class Binding:
         errors: The exception class for each kind of error.
         run_vllm_sidecar: Runs the Rust sidecar with the given arguments until it ends.
         llm: ``dynamo.llm``: registers models one by one, and fetches adapters.
-        detached_runtime: Makes a runtime beside the worker's own, for endpoints that the worker does not have.
+        open_runtime: ``DistributedRuntime(loop, discovery_backend, request_plane)``: one beside the worker's own, for
+            an endpoint that the worker does not have.
     """
 
     worker: Callable[..., Any]
@@ -61,7 +62,7 @@ class Binding:
     errors: Mapping[ErrorKind, Callable[[str], Exception]]
     run_vllm_sidecar: Callable[[Sequence[str]], None]
     llm: Any = None
-    detached_runtime: Callable[[], Any] | None = None
+    open_runtime: Callable[..., Any] | None = None
 
     def aio_run(self, engine: object, config: object, loop: object) -> Awaitable[None]:
         """Run a worker on that loop until Dynamo ends it (must be awaited from asyncio)."""
@@ -107,5 +108,5 @@ def load_binding() -> Binding:
         errors={kind: getattr(_core, kind.value) for kind in ErrorKind},
         run_vllm_sidecar=lambda arguments: backend._run_vllm_sidecar(list(arguments)),  # noqa: SLF001
         llm=llm,
-        detached_runtime=getattr(_core.DistributedRuntime, "detached", None),
+        open_runtime=_core.DistributedRuntime,
     )

@@ -9,6 +9,7 @@ import attrs
 import structlog
 
 from trio_sidecar.bridge import aio_shielded, run_aio
+from trio_sidecar.bridge.loop import current_loop
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import EngineShutdown, InvalidRequest
@@ -207,14 +208,15 @@ class Management:
 
         The worker's own runtime has no way to add one, so it hangs on a second one and has another instance id.
         """
-        if self._binding.detached_runtime is None or self._nursery is None:
+        if self._binding.open_runtime is None or self._nursery is None:
             return
-        with own_system_port(os.environ):
-            runtime = self._binding.detached_runtime()
         settings = self._settings
+        backend = settings.discovery_backend or os.environ.get("DYN_DISCOVERY_BACKEND", "etcd")
+        plane = settings.request_plane or os.environ.get("DYN_REQUEST_PLANE", "tcp")
+        with own_system_port(os.environ):
+            runtime = self._binding.open_runtime(current_loop(), backend, plane)
         name = rl_endpoint_name(os.environ, settings.endpoint)
-        component = component_of(settings)
-        self._rl_endpoint = runtime.endpoint(f"{settings.namespace}.{component}.{name}")
+        self._rl_endpoint = runtime.endpoint(f"{settings.namespace}.{component_of(settings)}.{name}")
         self._nursery.start_soon(run_aio, self._aio_serve_rl, describer)
 
     async def _aio_serve_rl(self, describer: RouteDescriber) -> None:

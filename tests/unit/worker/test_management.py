@@ -1,0 +1,419 @@
+"""Controls, updates, adapters and KV events as Dynamo's runtime asks for them (spec 12, 13, 14)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+import trio
+
+from support.fake_dynamo import ERRORS, FakeDynamo
+from support.lora import BASE_NAMES, LoraEngine, lora
+from trio_sidecar import wire
+from trio_sidecar.bridge import AioEvent, aio_checkpoint, run_aio
+from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSettings
+from trio_sidecar.convert.response import ResponseConverter, merge_chunks
+from trio_sidecar.discovery import DiscoveredModel
+from trio_sidecar.endpoint import GrpcEndpoint
+from trio_sidecar.errors import EngineShutdown, ErrorKind, InvalidConfig, InvalidRequest, RpcError, StatusCode
+from trio_sidecar.requests.sessions import Sessions
+from trio_sidecar.testing.fake_engine import FakeEngine
+from trio_sidecar.worker.engine_object import EngineObject
+from trio_sidecar.worker.management import Management, ZmqSource
+
+if TYPE_CHECKING:
+    import asyncio
+
+EVERYTHING = wire.RlCapabilities(
+    weight_transfer_enabled=True, sleep_mode_enabled=True, draft_weight_updates_enabled=True
+)
+CONTROLS = [
+    "pause_generation",
+    "resume_generation",
+    "is_paused",
+    "is_sleeping",
+    "get_weight_version",
+    "sleep",
+    "wake_up",
+]
+LORA_UPDATES = ["load_lora", "unload_lora", "list_loras"]
+RL_UPDATES = [
+    "update_weight_version",
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "start_draft_weight_update",
+]
+
+
+def model(rl: wire.RlCapabilities | None = EVERYTHING, ranks: int = 1) -> DiscoveredModel:
+    parallelism = wire.ParallelismInfo(
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        data_parallel_size=ranks,
+        data_parallel_size_local=ranks,
+        world_size=1,
+    )
+    return DiscoveredModel.from_messages(
+        wire.ModelInfo(
+            model_id="model-source",
+            served_model_name="served-model",
+            served_model_aliases=["model-alias"],
+            supports_token_ids_input=True,
+            supports_lora=True,
+            supports_multimodal=True,
+        ),
+        wire.ServerInfo(api_version="vllm", max_loras=4, rl_capabilities=rl, parallelism=parallelism),
+    )
+
+
+@attrs.define(eq=False)
+class FakeEndpoint:
+    """The worker's endpoint: counts registrations."""
+
+    registered: int = 0
+
+    async def register_endpoint_instance(self) -> None:
+        await aio_checkpoint()
+        self.registered += 1
+
+
+MODEL_INPUT = SimpleNamespace(Tokens=1)
+MODEL_TYPE = SimpleNamespace(Chat=1, Completions=2, Empty=0, Prefill=4)
+WORKER_TYPE = SimpleNamespace(Aggregated=1, Prefill=2, Decode=3, Encode=4)
+
+
+@attrs.define(eq=False)
+class FakeRegistry:
+    """``dynamo.llm``: keeps adapters by name."""
+
+    adapters: dict[str, Any] = attrs.field(factory=dict)
+    ModelInput: Any = MODEL_INPUT
+    ModelType: Any = MODEL_TYPE
+    WorkerType: Any = WORKER_TYPE
+    ModelRuntimeConfig: Any = SimpleNamespace
+    stuck: bool = False
+
+    async def register_model(self, *_: Any, lora_name: str, **keywords: Any) -> None:
+        await aio_checkpoint()
+        self.adapters[lora_name] = keywords
+
+    async def unregister_model(self, _: Any, lora_name: str) -> None:
+        await aio_checkpoint()
+        if self.stuck:
+            await AioEvent().aio_wait()
+        del self.adapters[lora_name]
+
+
+@attrs.define(eq=False)
+class Scene:
+    """A worker's management, its engine, and Dynamo's side."""
+
+    settings: WorkerSettings
+    found: DiscoveredModel
+    engine: FakeEngine
+    registry: FakeRegistry = attrs.field(factory=FakeRegistry)
+    endpoint: FakeEndpoint = attrs.field(factory=FakeEndpoint)
+    management: Management = attrs.field(init=False)
+    object: EngineObject = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Make the worker's side."""
+        binding = attrs.evolve(FakeDynamo().binding, llm=self.registry)
+        self.management = Management(binding, self.settings, self.found)
+        sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
+        life = SimpleNamespace(aio_stop=aio_checkpoint)
+        self.object = EngineObject(binding, life, sessions, management=self.management)
+
+    async def start(self) -> None:
+        """Up to where Dynamo asks for names."""
+        self.management.attach(self.engine, self.found)
+        await run_aio(self.object.on_endpoint_ready, self.endpoint)
+
+
+def scene(engine: FakeEngine | None = None, found: DiscoveredModel | None = None, **settings: Any) -> Scene:
+    transport = TransportSettings(grpc_endpoint=GrpcEndpoint.parse("10.0.0.7:50051"))
+    worker = WorkerSettings(transport=transport, **{"lora_enabled": True, **settings})
+    return Scene(worker, found or model(), engine or LoraEngine())
+
+
+# -- Names
+
+
+@pytest.mark.rule("R12.4", "R13.12")
+def test_names_are_those_of_the_engine() -> None:
+    """Updates of adapters come before those of RL."""
+    here = scene()
+    assert CONTROLS == here.object.supported_controls()
+    assert LORA_UPDATES + RL_UPDATES == here.object.supported_updates()
+
+
+@pytest.mark.rule("R13.13")
+def test_switching_adapters_off_leaves_rl_alone() -> None:
+    """The capacity is still registered."""
+    here = scene(lora_enabled=False)
+    assert RL_UPDATES == here.object.supported_updates()
+    assert 4 == here.found.registration().max_gpu_lora_count
+
+
+def test_an_engine_without_rl_offers_adapters_only() -> None:
+    """No capabilities, no controls."""
+    here = scene(found=model(rl=None))
+    assert ([], LORA_UPDATES) == (here.object.supported_controls(), here.object.supported_updates())
+
+
+@pytest.mark.rule("R12.2", "R13.12")
+async def test_names_that_are_not_offered_get_envelopes(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Before the start too, and without an engine."""
+    here = scene(found=model(rl=None), lora_enabled=False)
+    for name in ("sleep", "anything"):
+        answer = await run_aio(here.object.engine_control, name, {})
+        assert {"status": "error", "message": f"unsupported engine control: {name}"} == answer
+    for name in ("load_lora", "update_weights"):
+        answer = await run_aio(here.object.engine_update, name, {})
+        assert {"status": "error", "message": f"unsupported engine update: {name}"} == answer
+    bare = EngineObject(FakeDynamo().binding, None, None)  # type: ignore[arg-type]
+    assert ([], []) == (bare.supported_controls(), bare.supported_updates())
+    assert "error" == (await run_aio(bare.engine_control, "sleep", {}))["status"]
+    assert "error" == (await run_aio(bare.engine_update, "load_lora", {}))["status"]
+
+
+# -- Controls
+
+
+async def test_a_control_reaches_the_engine(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Its answer comes back."""
+    here = scene(FakeEngine(answers={"PauseGeneration": wire.PauseGenerationResponse()}))
+    await here.start()
+    assert {"status": "paused"} == await run_aio(here.object.engine_control, "pause_generation", {"mode": "wait"})
+    assert (1, 0) == (len(here.engine.calls), here.endpoint.registered)
+
+
+@pytest.mark.rule("R12.6")
+@pytest.mark.parametrize(
+    ("name", "body", "registered"),
+    [
+        ("pause_generation", {"mode": "stop"}, 1),
+        ("sleep", {"level": 3}, 1),
+        ("wake_up", {"tags": 1}, 0),
+        ("is_paused", [], 0),
+    ],
+)
+async def test_a_bad_body_gets_an_envelope(
+    aio_loop: asyncio.AbstractEventLoop, name: str, body: object, registered: int
+) -> None:
+    """No engine is asked; where Dynamo has withdrawn the worker for the call, the worker comes back."""
+    here = scene(FakeEngine())
+    await here.start()
+    answer = await run_aio(here.object.engine_control, name, body)
+    assert ("error", [], registered) == (answer["status"], here.engine.calls, here.endpoint.registered)
+    assert str(answer["message"]).startswith("InvalidRequest: ")
+
+
+@pytest.mark.rule("R12.7")
+async def test_a_control_that_fails_raises_what_dynamo_understands(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The worker stays withdrawn, because nobody knows what state the engine is in."""
+    here = scene(FakeEngine(answers={"Sleep": RpcError(StatusCode.UNAVAILABLE, "injected")}))
+    await here.start()
+    with pytest.raises(ERRORS[ErrorKind.CANNOT_CONNECT], match="Sleep: injected"):
+        await run_aio(here.object.engine_control, "sleep", {})
+    assert 0 == here.endpoint.registered
+
+
+# -- Updates
+
+
+@pytest.mark.rule("R13.28", "R13.29", "R11.5")
+async def test_resident_adapters_are_published_before_requests_come(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """When Dynamo asks for the last thing before it registers the instance; and withdrawn at the clean-up."""
+    engine = LoraEngine()
+    engine.hold(lora("adapter-a", 3))
+    here = scene(engine)
+    await here.start()
+    assert {} == here.registry.adapters
+    assert None is await run_aio(here.object.health_check_payload)
+    assert {"lora_adapter": True, "lora_id": 3} == here.registry.adapters["adapter-a"]["user_data"]
+    answer = await run_aio(here.object.engine_update, "list_loras", {})
+    assert {"status": "success", "count": 1, "loras": {"adapter-a": 3}} == answer
+    await run_aio(here.object.cleanup)
+    assert ({}, ["adapter-a"]) == (here.registry.adapters, list(engine.adapters))
+
+
+@pytest.mark.rule("R13.31")
+async def test_an_engine_that_does_not_list_its_adapters_serves_all_the_same(
+    aio_loop: asyncio.AbstractEventLoop,
+) -> None:
+    """The base model is not held up."""
+    engine = LoraEngine()
+    engine.faults["ListLoras"] = [RpcError(StatusCode.UNAVAILABLE, "injected")]
+    here = scene(engine)
+    await here.start()
+    assert None is await run_aio(here.object.health_check_payload)
+
+
+@pytest.mark.rule("R11.5")
+async def test_a_discovery_that_hangs_does_not_hold_up_the_end(
+    aio_loop: asyncio.AbstractEventLoop, autojump_clock: object
+) -> None:
+    """Records have five seconds to go."""
+    engine = LoraEngine()
+    engine.hold(lora("adapter-a"))
+    here = scene(engine)
+    await here.start()
+    await run_aio(here.object.health_check_payload)
+    here.registry.stuck = True
+    with trio.fail_after(5.5):
+        await run_aio(here.object.cleanup)
+
+
+@pytest.mark.rule("R12.7")
+async def test_an_rl_update_that_is_refused_raises(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """As an invalid argument, which Dynamo answers with its message."""
+    here = scene(FakeEngine())
+    await here.start()
+    with pytest.raises(ERRORS[ErrorKind.INVALID_ARGUMENT], match="new_version"):
+        await run_aio(here.object.engine_update, "update_weight_version", {})
+
+
+@pytest.mark.rule("R7.77", "R13.34")
+async def test_requests_go_through_the_gate(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The engine that requests get refuses adapters that are not published."""
+    here = scene()
+    gate = here.management.attach(here.engine, here.found)
+
+    async def aio_ask() -> None:
+        async with gate.aio_generate(wire.GenerateRequest(lora_name="adapter-a"), {}):
+            pass
+
+    with pytest.raises(InvalidRequest, match="unknown model"):
+        await run_aio(aio_ask)
+    assert [] == here.engine.requests
+    assert frozenset(BASE_NAMES) == here.found.base_names
+
+
+# -- KV events
+
+
+def source(rank: int) -> wire.KvEventSource:
+    return wire.KvEventSource(
+        transport="zmq",
+        endpoint=f"tcp://*:{5557 + rank}",
+        topic="kv",
+        data_parallel_rank=rank,
+        encoding="msgpack",
+        schema_version=1,
+    )
+
+
+def publishing(*ranks: int) -> FakeEngine:
+    answer = wire.GetKvEventSourcesResponse(sources=[source(rank) for rank in ranks])
+    return FakeEngine(answers={"GetKvEventSources": answer})
+
+
+@pytest.mark.rule("R14.3", "R14.5", "R14.6")
+async def test_each_rank_has_a_source_that_can_be_dialled(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Dynamo tells the kind of a source by the name of its class."""
+    here = scene(publishing(0, 1), model(ranks=2))
+    await here.start()
+    sources = await run_aio(here.object.kv_event_sources)
+    assert [ZmqSource("tcp://10.0.0.7:5557", "kv", 0), ZmqSource("tcp://10.0.0.7:5558", "kv", 1)] == sources
+    assert "ZmqSource" == type(sources[0]).__name__
+
+
+@pytest.mark.rule("R14.4")
+async def test_a_missing_rank_stops_the_start(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """A router that misses a rank's events would be quietly wrong."""
+    here = scene(publishing(0), model(ranks=2))
+    await here.start()
+    with pytest.raises(ERRORS[ErrorKind.UNKNOWN], match="data-parallel ranks"):
+        await run_aio(here.object.kv_event_sources)
+
+
+@pytest.mark.rule("R14.1")
+async def test_encode_workers_have_none(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The engine is not even asked."""
+    here = scene(publishing(0), disaggregation_mode=DisaggregationMode.ENCODE)
+    await here.start()
+    assert ([], []) == (await run_aio(here.object.kv_event_sources), here.engine.calls)
+
+
+async def test_before_the_start_nobody_knows(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Asking too early is a state error."""
+    with pytest.raises(EngineShutdown, match="not started"):
+        await run_aio(scene().management.aio_kv_event_sources)
+
+
+# -- RL endpoint
+
+
+@attrs.define(eq=False)
+class FakeRuntime:
+    """A second runtime with one endpoint."""
+
+    paths: list[str] = attrs.field(factory=list)
+    served: AioEvent = attrs.field(factory=AioEvent)
+    describe: Any = None
+    withdrawn: int = 0
+    arguments: tuple[Any, ...] = ()
+    system_port: str | None = None
+
+    def open(self, *arguments: Any) -> FakeRuntime:
+        import os  # noqa: PLC0415
+
+        self.arguments, self.system_port = arguments[1:], os.environ.get("DYN_SYSTEM_PORT")
+        return self
+
+    def endpoint(self, path: str) -> FakeRuntime:
+        self.paths.append(path)
+        return self
+
+    async def serve_endpoint(self, generator: Any, *, graceful_shutdown: bool) -> None:
+        assert graceful_shutdown
+        self.describe = generator
+        self.served.set()
+        await AioEvent().aio_wait()
+
+    async def unregister_endpoint_instance(self) -> None:
+        await aio_checkpoint()
+        self.withdrawn += 1
+
+
+@pytest.mark.rule("R6.16")
+async def test_trainers_are_told_of_the_worker(
+    aio_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --enable-rl there is an endpoint beside the serving one, as long as the worker serves."""
+    monkeypatch.setenv("DYN_SYSTEM_PORT", "9000")
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+    here = scene(enable_rl=True)
+    runtime = FakeRuntime()
+    here.management._binding = attrs.evolve(here.management._binding, open_runtime=runtime.open)
+    await here.start()
+    async with trio.open_nursery() as nursery:
+        here.management.work_in(nursery)
+        await run_aio(here.object.health_check_payload)
+        await run_aio(runtime.served.aio_wait)
+        assert (["dynamo.backend.rl"], ("file", "tcp"), "-1") == (runtime.paths, runtime.arguments, runtime.system_port)
+
+        async def aio_ask() -> Any:
+            return [answer async for answer in runtime.describe({"method": "routes"})]
+
+        (answer,) = await run_aio(aio_ask)
+        assert (1, {f"control/{name}" for name in CONTROLS}) == (
+            answer["world_size"],
+            {route for route in answer["routes"] if route.startswith("control/")},
+        )
+        await run_aio(here.object.cleanup)
+        assert 1 == runtime.withdrawn
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.rule("R2.19")
+def test_rl_needs_a_system_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that cannot be driven is refused before it registers."""
+    monkeypatch.delenv("DYN_SYSTEM_PORT", raising=False)
+    with pytest.raises(InvalidConfig, match="DYN_SYSTEM_PORT"):
+        scene(enable_rl=True)
