@@ -55,7 +55,7 @@ def registered(settings: WorkerSettings, model: DiscoveredModel) -> dict[str, An
     return made
 
 
-@pytest.mark.rule("R2.12", "R2.13")
+@pytest.mark.rule("R2.12", "R2.13", "R2.15")
 def test_settings_are_passed_on() -> None:
     """Names, types, template, parsers and transports reach Dynamo as they were set."""
     settings = new_settings(
