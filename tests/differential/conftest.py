@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.deviations import Deviation, Record, explanation, load_deviations
+from support.rust_deviations import Deviation, Record, explanation, load_deviations
 from support.differential import Case, Difference, Pair, Side, compare, pair
 from trio_sidecar.config import DisaggregationMode
 

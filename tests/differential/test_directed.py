@@ -15,7 +15,7 @@ from support.samples import minimal_request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from support.deviations import Deviation, Record
+    from support.rust_deviations import Deviation, Record
 
     Unexplained = Callable[[str, Case], list[Difference]]
 
