@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.certificates import Certificates, make_certificates
 from trio_sidecar.bridge import Host, open_aio_loop
 
 if TYPE_CHECKING:
@@ -29,3 +30,9 @@ def host(request: pytest.FixtureRequest) -> Host:
     value = request.param
     assert isinstance(value, Host)
     return value
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates for TLS, made once."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))

@@ -1,4 +1,4 @@
-"""Addresses of peers: gRPC endpoints and HTTP base URLs (spec 1).
+"""Addresses: gRPC endpoints, HTTP base URLs (spec 1), Unix sockets, and where a server of ours listens.
 
 Both are parsed once, at the edge, into one normal form; nothing below looks at the user's text again. Messages never
 repeat user information, paths or queries, because that is where people put secrets.
@@ -7,6 +7,7 @@ repeat user information, paths or queries, because that is where people put secr
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,38 +19,48 @@ if TYPE_CHECKING:
     from typing import Self
 
 MAX_PORT = 65535
+MAX_UNIX_PATH_BYTES = 107
+"""The longest path that Linux takes for a socket."""
+
+UNIX_SCHEME = "unix://"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+NEEDS_TLS = "TLS endpoints (https://, grpcs://) need --grpc-tls; without TLS use http://, grpc:// or HOST:PORT"
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _MAX_HOST_CHARS = 253
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class GrpcEndpoint:
-    """A plaintext gRPC server (spec 1.1); ``str()`` is the normalised text, ``http://HOST[:PORT]``.
+    """A gRPC server on TCP (spec 1.1); ``str()`` is the normalised text, ``http://HOST[:PORT]``, ``https`` with TLS.
 
     Attributes:
         host: Name or address, without brackets, in lower case.
-        port: 1 to 65535; 80 where the text names none (R1.4).
+        port: 1 to 65535; the scheme's own where the text names none (R1.4).
+        tls: Whether the connection is encrypted.
     """
 
     host: str
     port: int
+    tls: bool = False
 
     @classmethod
-    def parse(cls, text: str, argument: str = "--grpc-endpoint") -> Self:
+    def parse(cls, text: str, argument: str = "--grpc-endpoint", *, allow_tls: bool = False) -> Self:
         """Read ``host:port``, ``http://host:port`` or ``grpc://host:port``.
 
         Args:
             text: What the user wrote; surrounding spaces are ignored.
             argument: The flag or variable to name in messages (R1.1).
+            allow_tls: Whether ``https://`` and ``grpcs://`` are read too.
 
         Raises:
-            InvalidConfig: Anything else, also TLS schemes, user information, paths, and IPv6 zones (FR-107).
+            InvalidConfig: Anything else, also user information, paths, and IPv6 zones (FR-107).
         """
         trimmed = text.strip()
         if not trimmed:
             raise InvalidConfig(argument, "is required and must be a gRPC server address such as HOST:PORT")
-        rest = _without_grpc_scheme(trimmed, argument)
+        rest, tls = _without_grpc_scheme(trimmed, argument)
+        if tls and not allow_tls:
+            raise InvalidConfig(argument, NEEDS_TLS)
         authority, tail = _split_authority(rest)
         if "@" in authority:
             raise InvalidConfig(argument, "must not include user information")
@@ -58,12 +69,30 @@ class GrpcEndpoint:
                 argument, "must contain only a plaintext scheme and authority: no path, query or fragment"
             )
         host, port = _host_and_port(authority, argument)
-        return cls(host=host, port=_DEFAULT_PORTS["http"] if port is None else port)
+        return cls(host=host, port=_DEFAULT_PORTS["https" if tls else "http"] if port is None else port, tls=tls)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of URLs."""
+        return "https" if self.tls else "http"
 
     @property
     def authority(self) -> str:
         """The ``:authority`` of requests: an IPv6 host in brackets, the default port left out."""
-        return _join_authority(self.host, self.port, "http")
+        return _join_authority(self.host, self.port, self.scheme)
+
+    @property
+    def label(self) -> str:
+        """The name for messages and logs."""
+        return self.authority
+
+    @property
+    def stays_here(self) -> bool:
+        """Whether what is sent there cannot leave this machine; a name other than localhost may mean anything."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.removesuffix(".") == "localhost"
 
     def http(self, port: int, path: str = "/", *, argument: str = "port") -> HttpEndpoint:
         """The HTTP endpoint on the same host, at another port (R1.6 to R1.8).
@@ -71,11 +100,59 @@ class GrpcEndpoint:
         Raises:
             InvalidConfig: The port is out of range.
         """
-        return HttpEndpoint(scheme="http", host=self.host, port=check_port(port, argument), path=path)
+        return HttpEndpoint(scheme=self.scheme, host=self.host, port=check_port(port, argument), path=path)
 
     def __str__(self) -> str:
         """The normalised text (R1.3)."""
-        return f"http://{self.authority}"
+        return f"{self.scheme}://{self.authority}"
+
+
+@attrs.frozen(slots=True)
+class UnixAddress:
+    """A Unix socket, to connect to or to listen on; ``str()`` is ``unix:///PATH``.
+
+    Attributes:
+        path: Absolute.
+    """
+
+    path: str
+
+    @classmethod
+    def parse(cls, text: str, argument: str) -> Self:
+        """Read ``unix:///PATH``.
+
+        Raises:
+            InvalidConfig: The path is not absolute, or longer than a socket's may be.
+        """
+        path = text.strip().removeprefix(UNIX_SCHEME)
+        if not path.startswith("/") or path.endswith("/") or "\0" in path:
+            raise InvalidConfig(
+                argument, "a Unix socket is written as unix:///PATH, with the absolute path of the socket"
+            )
+        if (size := len(os.fsencode(path))) > MAX_UNIX_PATH_BYTES:
+            raise InvalidConfig(
+                argument, f"the path of the Unix socket has {size} bytes; at most {MAX_UNIX_PATH_BYTES} are allowed"
+            )
+        return cls(path)
+
+    @property
+    def authority(self) -> str:
+        """The ``:authority`` of requests, as gRPC's own libraries have it."""
+        return "localhost"
+
+    @property
+    def label(self) -> str:
+        """The name for messages and logs."""
+        return str(self)
+
+    @property
+    def stays_here(self) -> bool:
+        """Whether what is sent there cannot leave this machine."""
+        return True
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` reads."""
+        return f"{UNIX_SCHEME}{self.path}"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -164,6 +241,28 @@ class ListenAddress:
         return f"{_bracketed(self.host)}:{self.port}"
 
 
+def parse_engine_endpoint(text: str, argument: str = "--grpc-endpoint") -> GrpcEndpoint | UnixAddress:
+    """Read any address that a client of ours connects to: what :meth:`GrpcEndpoint.parse` reads, with TLS, or a socket.
+
+    Raises:
+        InvalidConfig: Anything else.
+    """
+    if text.strip().startswith(UNIX_SCHEME):
+        return UnixAddress.parse(text, argument)
+    return GrpcEndpoint.parse(text, argument, allow_tls=True)
+
+
+def parse_listen_address(text: str, argument: str = "--listen") -> ListenAddress | UnixAddress:
+    """Read any address that a server of ours listens on.
+
+    Raises:
+        InvalidConfig: Anything else than ``HOST:PORT`` and ``unix:///PATH``.
+    """
+    if text.strip().startswith(UNIX_SCHEME):
+        return UnixAddress.parse(text, argument)
+    return ListenAddress.parse(text, argument)
+
+
 def check_port(port: int, argument: str, *, lowest: int = 1) -> int:
     """The port itself, if it is one.
 
@@ -175,17 +274,13 @@ def check_port(port: int, argument: str, *, lowest: int = 1) -> int:
     return port
 
 
-def _without_grpc_scheme(text: str, argument: str) -> str:
-    """What follows the scheme; scheme tests are literal lower-case prefixes (R1.5)."""
+def _without_grpc_scheme(text: str, argument: str) -> tuple[str, bool]:
+    """What follows the scheme, and whether that means TLS; scheme tests are literal lower-case prefixes (R1.5)."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return text
-    if scheme in ("http", "grpc"):
-        return rest
-    if scheme in ("https", "grpcs"):
-        raise InvalidConfig(
-            argument, f"TLS endpoints ({scheme}://) are not supported; use http://, grpc:// or HOST:PORT"
-        )
+        return text, False
+    if scheme in ("http", "grpc", "https", "grpcs"):
+        return rest, scheme.endswith("s")
     # Where the "scheme" is no word, the text may be anything, a secret included, so it is not repeated.
     shown = f" {scheme}://" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,31}", scheme) else ""
     raise InvalidConfig(argument, f"unsupported endpoint scheme{shown}; use http://, grpc:// or HOST:PORT")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVarTuple
+import socket
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 if TYPE_CHECKING:
-    import socket
+    import ssl
     from collections.abc import Callable, Coroutine, Sequence
 
 __all__ = ["AioListeners", "AioTask", "AioTimer", "AioTransport", "aio_call_later", "aio_listen", "aio_spawn"]
@@ -24,6 +25,12 @@ AioTransport = asyncio.Transport
 
 BACKLOG = 1024
 
+TLS_HANDSHAKE_SECS = 60.0
+"""How long a client may take for its handshake, as in vLLM's own server."""
+
+TLS_SHUTDOWN_SECS = 1.0
+"""How long a client may take to say that it ends TLS too."""
+
 
 class AioListeners:
     """Listening sockets."""
@@ -38,19 +45,31 @@ class AioListeners:
 
 
 async def aio_listen(
-    protocol_factory: Callable[[], asyncio.Protocol], sockets: Sequence[socket.socket]
+    protocol_factory: Callable[[], asyncio.Protocol], sockets: Sequence[socket.socket], tls: ssl.SSLContext | None
 ) -> AioListeners:
     """Accept connections on bound sockets, which are the listeners' from now on (asyncio-flavoured).
+
+    Args:
+        protocol_factory: Makes the protocol of a connection; it hears of the connection after the TLS handshake.
+        sockets: On TCP or Unix sockets.
+        tls: The context for encrypted connections; None is plaintext.
 
     Raises:
         OSError: A socket cannot listen; none does then.
     """
+    more: dict[str, Any] = {"backlog": BACKLOG}
+    if tls is not None:
+        more |= {
+            "ssl": tls,
+            "ssl_handshake_timeout": TLS_HANDSHAKE_SECS,
+            "ssl_shutdown_timeout": TLS_SHUTDOWN_SECS,
+        }
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []
     try:
         for sock in sockets:
-            server = await loop.create_server(protocol_factory, sock=sock, backlog=BACKLOG)
-            servers.append(server)
+            create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            servers.append(await create(protocol_factory, sock=sock, **more))
     except OSError:
         AioListeners(servers).close()
         raise

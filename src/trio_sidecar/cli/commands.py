@@ -58,6 +58,9 @@ def worker(flags: Flags, environ: Environ) -> int:
     settings = resolve(WorkerSettings, flags=flags, environ=environ)
     host = resolve(HostSettings, flags=flags, environ=environ)
     log = resolve(LogSettings, flags=flags, environ=environ)
+    from trio_sidecar.tls import check_client  # noqa: PLC0415
+
+    check_client(settings.transport.tls)
     need_dynamo("this command")
     start_logging(log)
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415

@@ -17,11 +17,13 @@ from trio_sidecar.config.process import (
     UpSettings,
     WorkerKind,
 )
+from trio_sidecar.config.tls import ClientTlsSettings, ServerTlsSettings
 from trio_sidecar.config.vllm import VllmSettings
 from trio_sidecar.config.worker import DisaggregationMode, TransportSettings, WorkerSettings, namespace_with_suffix
 
 __all__ = [
     "CLOCK_RANGE_SECS",
+    "ClientTlsSettings",
     "DisaggregationMode",
     "FrontendSettings",
     "HostKind",
@@ -34,6 +36,7 @@ __all__ = [
     "Option",
     "OptionSource",
     "ServerSettings",
+    "ServerTlsSettings",
     "TransportSettings",
     "UpSettings",
     "VllmSettings",

@@ -43,6 +43,7 @@ class Option:
         empty_is_unset: Whether an empty variable counts as absent; where it does not, it is an error, because an empty
             number or choice is more likely a mistake than a wish.
         check: Checks a value that came from anywhere; gets the value and the source's name; raises InvalidConfig.
+        show: Writes a default as one would type it, where ``str`` does not.
     """
 
     flag: str | None
@@ -54,6 +55,7 @@ class Option:
     switch: bool = False
     empty_is_unset: bool = False
     check: Callable[[Any, str], None] | None = None
+    show: Callable[[Any], str] | None = None
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -168,7 +170,7 @@ def show_default(source: OptionSource) -> str:
         return str(value.value)
     if isinstance(value, tuple):
         return ",".join(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else (source.option.show or str)(value)
 
 
 def _plain_default(default: Any) -> Any:
@@ -193,9 +195,9 @@ def setting(
     return attrs.field(default=default, validator=validate, converter=converter, metadata={OPTION_KEY: option})
 
 
-def nested(cls: type[attrs.AttrsInstance]) -> Any:
+def nested(cls: type[attrs.AttrsInstance], *, default: Any = attrs.NOTHING) -> Any:
     """An attrs field that holds another settings class, whose options join those of the outer one."""
-    return attrs.field(validator=attrs.validators.instance_of(cls), metadata={"nested": cls})
+    return attrs.field(default=default, validator=attrs.validators.instance_of(cls), metadata={"nested": cls})
 
 
 def parse_text(text: str, _source: str) -> str:

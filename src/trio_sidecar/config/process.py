@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 
 import attrs
 
@@ -13,12 +14,17 @@ from trio_sidecar.config.fields import (
     check_range,
     duration,
     enum_option,
+    nested,
     parse_bool,
     parse_text,
     setting,
     whole_number,
 )
-from trio_sidecar.endpoint import MAX_PORT, ListenAddress
+from trio_sidecar.config.tls import ServerTlsSettings
+from trio_sidecar.endpoint import MAX_PORT, ListenAddress, UnixAddress, parse_listen_address
+from trio_sidecar.errors import InvalidConfig
+
+MAX_MODE = 0o777
 
 
 class HostKind(enum.Enum):
@@ -87,27 +93,57 @@ def _check_http_port(value: int, source: str) -> None:
     check_range(value, source, 1, MAX_PORT)
 
 
+def _parse_mode(text: str, source: str) -> int:
+    if not re.fullmatch("[0-7]{3,4}", text):
+        raise InvalidConfig(source, f"{text[:60]!r} is not allowed; use three octal digits such as 600 or 660")
+    return int(text, 8)
+
+
+def _show_mode(mode: int) -> str:
+    return f"{mode:03o}"
+
+
+def _check_mode(value: int, source: str) -> None:
+    if not 0 <= value <= MAX_MODE:
+        raise InvalidConfig(source, f"{value:o} is not allowed; use three octal digits such as 600 or 660")
+
+
 @attrs.frozen(slots=True, kw_only=True)
 class ServerSettings:
     """The gRPC server over an engine.
 
     Attributes:
         listen: Port 0 lets the system choose.
+        listen_mode: Permission bits of the file, if that is a Unix socket.
+        tls: Plaintext unless it names a certificate.
         max_message_bytes: Of a request; as in vLLM's own server, answers have no limit.
         withdraw_grace_secs: At shutdown, how long calls are still taken after health says NOT_SERVING.
         drain_secs: After that, how long accepted calls may take to end before they are answered with UNAVAILABLE.
     """
 
-    listen: ListenAddress = setting(
+    listen: ListenAddress | UnixAddress = setting(
         Option(
             flag="--listen",
             env="TRIO_SIDECAR_LISTEN",
-            parse=ListenAddress.parse,
+            parse=parse_listen_address,
             metavar="HOST:PORT",
-            help="Address to listen on; port 0 lets the system choose.",
+            help="Address to listen on, or unix:///PATH; port 0 lets the system choose.",
         ),
         default=ListenAddress(host="127.0.0.1", port=50051),
     )
+    listen_mode: int = setting(
+        Option(
+            flag="--listen-mode",
+            env="TRIO_SIDECAR_LISTEN_MODE",
+            parse=_parse_mode,
+            metavar="OCTAL",
+            help="Permissions of the Unix socket; whoever may write to it may use the engine.",
+            show=_show_mode,
+        ),
+        default=0o600,
+        check=_check_mode,
+    )
+    tls: ServerTlsSettings = nested(ServerTlsSettings, default=ServerTlsSettings())
     max_message_bytes: int = setting(
         Option(
             flag="--max-message-bytes",

@@ -1,7 +1,7 @@
 """Settings of the Dynamo worker and of its connections to the engine (spec 2).
 
 Every flag and variable that the Rust sidecar has means the same here; ``--coalesce``, ``--max-message-bytes``,
-``--drain-secs`` and ``--withdraw-grace-secs`` are our own.
+``--drain-secs``, ``--withdraw-grace-secs`` and the TLS settings are our own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from trio_sidecar.config.fields import (
     whole_number,
     whole_seconds,
 )
-from trio_sidecar.endpoint import GrpcEndpoint, HttpEndpoint
+from trio_sidecar.config.tls import ClientTlsSettings
+from trio_sidecar.endpoint import NEEDS_TLS, GrpcEndpoint, HttpEndpoint, UnixAddress, parse_engine_endpoint
 from trio_sidecar.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ENDPOINT_FLAG = "--grpc-endpoint"
 MAX_CONNECTIONS = 65535
 MAX_U32 = 2**32 - 1
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -85,19 +87,29 @@ def _is(cls: type) -> Callable[[object, str], None]:
     return check
 
 
+def _check_endpoint(value: object, source: str) -> None:
+    if not isinstance(value, GrpcEndpoint | UnixAddress):
+        raise InvalidConfig(source, f"must be a GrpcEndpoint or a UnixAddress, not {type(value).__name__}")
+
+
 @attrs.frozen(slots=True, kw_only=True)
 class TransportSettings:
-    """Connections to the engine; durations in seconds."""
+    """Connections to the engine; durations in seconds.
 
-    grpc_endpoint: GrpcEndpoint = setting(
+    Attributes:
+        grpc_endpoint: On TCP, its ``tls`` is what ``tls.enabled`` says; a scheme cannot turn TLS on by itself, because
+            the Rust sidecar refuses such schemes.
+    """
+
+    grpc_endpoint: GrpcEndpoint | UnixAddress = setting(
         Option(
-            flag="--grpc-endpoint",
+            flag=ENDPOINT_FLAG,
             env="DYN_SIDECAR_GRPC_ENDPOINT",
-            parse=GrpcEndpoint.parse,
+            parse=parse_engine_endpoint,
             metavar="HOST:PORT",
-            help="Engine's gRPC endpoint, as HOST:PORT or a plaintext http:// or grpc:// URL.",
+            help="Engine's gRPC endpoint, as HOST:PORT, an http:// or grpc:// URL, or unix:///PATH.",
         ),
-        check=_is(GrpcEndpoint),
+        check=_check_endpoint,
     )
     grpc_connections: int = setting(
         Option(
@@ -136,6 +148,15 @@ class TransportSettings:
         default=64 << 20,
         check=_count(1, MAX_MESSAGE_BYTES),
     )
+    tls: ClientTlsSettings = nested(ClientTlsSettings, default=ClientTlsSettings())
+
+    def __attrs_post_init__(self) -> None:
+        """Let endpoint and TLS settings agree."""
+        endpoint = self.grpc_endpoint
+        if isinstance(endpoint, GrpcEndpoint) and endpoint.tls != self.tls.enabled:
+            if endpoint.tls:
+                raise InvalidConfig(ENDPOINT_FLAG, NEEDS_TLS)
+            object.__setattr__(self, "grpc_endpoint", attrs.evolve(endpoint, tls=True))
 
 
 def _text(flag: str, env: str, default: str, text: str, converter: object = None) -> str:

@@ -10,8 +10,9 @@ import trio
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.listen import aio_listen
 from trio_sidecar.lifecycle import open_stop_signals
-from trio_sidecar.server.listen import bind, bound_addresses, check_free
+from trio_sidecar.server.listen import bind, check_free
 from trio_sidecar.server.server import GrpcServer
+from trio_sidecar.tls import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
     from trio_sidecar.bridge.listen import AioListeners
     from trio_sidecar.config import ServerSettings
-    from trio_sidecar.endpoint import ListenAddress
+    from trio_sidecar.endpoint import ListenAddress, UnixAddress
     from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.server.listen import Bound
 
 __all__ = ["run_server", "serve"]
 
@@ -37,7 +39,7 @@ async def serve(
     engine: Engine,
     settings: ServerSettings,
     *,
-    task_status: trio.TaskStatus[tuple[ListenAddress, ...]] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an engine until cancelled, then drain.
 
@@ -51,26 +53,31 @@ async def serve(
         task_status: ``started`` is given the bound addresses, one per address of the host.
 
     Raises:
-        InvalidConfig: The address cannot be listened on.
+        InvalidConfig: The address cannot be listened on, or a TLS file cannot be used.
     """
     server = GrpcServer(engine, max_message_bytes=settings.max_message_bytes)
-    sockets = await bind(settings.listen)
-    addresses = bound_addresses(sockets)
+    tls = server_context(settings.tls)
+    bound = await bind(settings)
     try:
-        listeners = await run_aio(aio_listen, server.protocol, sockets)
+        listeners = await run_aio(aio_listen, server.protocol, bound.sockets, tls)
     except BaseException:
-        for sock in sockets:
-            sock.close()
+        bound.close()
         raise
     try:
-        log.info("server_listening", addresses=[str(address) for address in addresses])
-        task_status.started(addresses)
+        log.info(
+            "server_listening",
+            addresses=[str(address) for address in bound.addresses],
+            tls=tls is not None,
+            client_certificates=tls.verify_mode.name if tls is not None else None,
+        )
+        task_status.started(bound.addresses)
         await trio.sleep_forever()
     finally:
         limit = settings.withdraw_grace_secs + settings.drain_secs + END_CALLS_SECS + CLOSE_SECS
         with trio.move_on_after(limit + 1.0, shield=True):
-            await _drain(server, listeners, settings)
+            await _drain(server, listeners, bound, settings)
         listeners.close()
+        bound.remove_files()
         server.abort_connections()
 
 
@@ -84,12 +91,12 @@ async def run_server(
     Args:
         engine: Opened first, closed last.
         settings: Where to listen, and the times of the drain.
-        on_listening: Called with each bound address, ``HOST:PORT``.
+        on_listening: Called with each bound address, ``HOST:PORT`` or ``unix:///PATH``.
 
     Raises:
         InvalidConfig: The address cannot be listened on; in an exception group.
     """
-    await check_free(settings.listen)
+    await check_free(settings)
     async with open_stop_signals() as stop:
         with stop.cancelling() as opening:
             async with engine as opened, trio.open_nursery() as nursery:
@@ -100,7 +107,7 @@ async def run_server(
                 nursery.cancel_scope.cancel()
 
 
-async def _drain(server: GrpcServer, listeners: AioListeners, settings: ServerSettings) -> None:
+async def _drain(server: GrpcServer, listeners: AioListeners, bound: Bound, settings: ServerSettings) -> None:
     server.health.withdraw()
     open_calls = server.statistics().calls
     log.info(
@@ -109,6 +116,7 @@ async def _drain(server: GrpcServer, listeners: AioListeners, settings: ServerSe
     if settings.withdraw_grace_secs > 0:
         await trio.sleep(settings.withdraw_grace_secs)
     listeners.close()
+    bound.remove_files()
     server.refuse()
     with trio.move_on_after(settings.drain_secs):
         await run_aio(server.aio_wait_drained)

@@ -17,12 +17,13 @@ import structlog
 from trio_sidecar.errors import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
 
     import trio
 
-    from trio_sidecar.endpoint import GrpcEndpoint
+    from trio_sidecar.endpoint import GrpcEndpoint, UnixAddress
 
 __all__ = ["Connection", "ConnectionSettings", "ConnectionState", "NotProcessed", "RawStream"]
 
@@ -65,12 +66,18 @@ class ConnectionSettings:
 
     Attributes:
         endpoint: The peer.
+        tls: The context of an encrypted connection; None is plaintext.
+        server_name: The name that the peer's certificate must have; None is the endpoint's host.
+        shows_certificate: Whether we have a certificate to show; only for messages.
         max_message_bytes: The largest message, in both directions (R3.12).
         stream_window_bytes: Flow-control window of a stream.
         connection_window_bytes: Flow-control window of the connection.
     """
 
-    endpoint: GrpcEndpoint
+    endpoint: GrpcEndpoint | UnixAddress
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+    shows_certificate: bool = False
     max_message_bytes: int = 64 << 20
     stream_window_bytes: int = STREAM_WINDOW_BYTES
     connection_window_bytes: int = CONNECTION_WINDOW_BYTES

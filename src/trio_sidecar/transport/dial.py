@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trio_sidecar.tls import client_context
 from trio_sidecar.transport import fastconnection, fastpath, publicpath
+from trio_sidecar.transport.connection import ConnectionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trio_sidecar.transport.connection import Connection, ConnectionSettings
+    from trio_sidecar.config import TransportSettings
+    from trio_sidecar.transport.connection import Connection
 
-__all__ = ["aio_connect"]
+__all__ = ["aio_connect", "connection_settings"]
+
+
+def connection_settings(settings: TransportSettings) -> ConnectionSettings:
+    """What every connection of a pool with these settings is made with; reads the TLS files.
+
+    Raises:
+        InvalidConfig: A TLS file cannot be used.
+    """
+    return ConnectionSettings(
+        endpoint=settings.grpc_endpoint,
+        tls=client_context(settings.tls) if settings.tls.enabled else None,
+        server_name=settings.tls.server_name,
+        shows_certificate=settings.tls.cert is not None,
+        max_message_bytes=settings.max_message_bytes,
+    )
 
 
 async def aio_connect(

@@ -14,6 +14,7 @@ from trio_sidecar.transport.connection import ConnectionState, NotProcessed
 from trio_sidecar.transport.fastpath import MAX_STREAM_ID, FastChannel
 from trio_sidecar.transport.faststream import FastCall
 from trio_sidecar.transport.framing import request_headers
+from trio_sidecar.transport.handshake import aio_handshake, loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ class FastConnection:
 
     def __repr__(self) -> str:
         """Endpoint, state and load."""
-        return f"<FastConnection {self.settings.endpoint.authority}: {self.state.value}, {self.open_streams} streams>"
+        return f"<FastConnection {self.settings.endpoint.label}: {self.state.value}, {self.open_streams} streams>"
 
     # -- Interface of a connection
 
@@ -64,9 +65,13 @@ class FastConnection:
         self, path: str, request: bytes, *, metadata: Mapping[str, str], timeout_secs: float | None = None
     ) -> FastCall:
         """Send one request."""
-        endpoint = self.settings.endpoint
+        settings = self.settings
         headers = request_headers(
-            path=path, authority=endpoint.authority, scheme="http", metadata=metadata, timeout_secs=timeout_secs
+            path=path,
+            authority=settings.endpoint.authority,
+            scheme="http" if settings.tls is None else "https",
+            metadata=metadata,
+            timeout_secs=timeout_secs,
         )
         return FastCall(self, headers, request)
 
@@ -116,7 +121,7 @@ class FastConnection:
     def check_usable(self) -> None:
         """Raise NotProcessed unless a stream may be opened."""
         if self.state is not ConnectionState.READY:
-            reason = f"the connection to {self.settings.endpoint.authority} is {self.state.value}: {self.reason}"
+            reason = f"the connection to {self.settings.endpoint.label} is {self.state.value}: {self.reason}"
             raise NotProcessed(reason)
 
     async def aio_writable(self) -> None:
@@ -131,7 +136,7 @@ class FastConnection:
             stream_id = h2.get_next_available_stream_id()
             h2.send_headers(stream_id, headers)
         except TooManyStreamsError:
-            reason = f"{self.settings.endpoint.authority} allows {self.stream_limit} streams at once"
+            reason = f"{self.settings.endpoint.label} allows {self.stream_limit} streams at once"
             raise NotProcessed(reason) from None
         except NoAvailableStreamIDError:
             reason = "all stream ids are used up"
@@ -203,16 +208,16 @@ class FastConnection:
         self.reason = reason
         for stream_id, stream in list(self.streams.items()):
             if stream_id > last_stream_id:
-                stream.fail(NotProcessed(f"{self.settings.endpoint.authority} has not begun the call: {reason}"))
+                stream.fail(NotProcessed(f"{self.settings.endpoint.label} has not begun the call: {reason}"))
         self._changed.set()
         if self.streams:
             self._on_change(self)
         else:
             self.close(reason)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: BaseException | None, unread: bytes) -> None:
         """The socket is gone."""
-        self._end(reason)
+        self._end(loss(error, self.settings, greeted=self._settled, unread=unread))
         self._channel.close()
         self.closed.set()
 
@@ -233,7 +238,7 @@ class FastConnection:
         self.senders.clear()
         for stream in streams:
             stream.fail(
-                RpcError(StatusCode.UNAVAILABLE, f"lost the connection to {self.settings.endpoint.authority}: {reason}")
+                RpcError(StatusCode.UNAVAILABLE, f"lost the connection to {self.settings.endpoint.label}: {reason}")
             )
         for answered in self._pings.values():
             answered.set()
@@ -244,7 +249,7 @@ class FastConnection:
     async def aio_establish(self) -> None:
         """Connect and wait for the peer's SETTINGS."""
         try:
-            await self._channel.__connect__()
+            await aio_handshake(self._channel, self.settings)
             while not self._settled and self.state is ConnectionState.READY:
                 self._changed.clear()
                 await self._changed.aio_wait()
@@ -253,7 +258,7 @@ class FastConnection:
             raise
         if self.state is not ConnectionState.READY:
             self.abort()
-            reason = f"{self.settings.endpoint.authority} did not greet as an HTTP/2 server: {self.reason}"
+            reason = f"{self.settings.endpoint.label} did not greet as an HTTP/2 server: {self.reason}"
             raise ConnectError(reason)
 
 

@@ -19,7 +19,6 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from grpclib.client import Channel, Handler
-from grpclib.config import Configuration
 from grpclib.protocol import Connection as GrpclibConnection
 from grpclib.protocol import EventsProcessor, H2Protocol
 from h2.config import H2Configuration
@@ -28,10 +27,12 @@ from h2.exceptions import FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from trio_sidecar.transport.connection import ConnectionState, log
+from trio_sidecar.transport.handshake import channel_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from grpclib.config import Configuration
     from h2.windows import WindowManager
 
     from trio_sidecar.transport.fastconnection import FastConnection
@@ -40,6 +41,9 @@ __all__ = ["MAX_STREAM_ID", "FastChannel", "FastProtocol", "unsupported"]
 
 _GRPCLIB_VERSIONS = ("0.4.9",)
 _H2_VERSIONS = ("4.1", "4.2", "4.3", "4.4")
+
+TLS_SHUTDOWN_SECS = 1.0
+"""How long a peer may take to say that it ends TLS too."""
 
 _FRAME_HEADER_BYTES = 9
 _MAX_FRAME_BYTES = 16384
@@ -61,13 +65,20 @@ class FastChannel(Channel):
     """grpclib's way to a connected socket, with our protocol on it."""
 
     def __init__(self, owner: FastConnection) -> None:
-        endpoint = owner.settings.endpoint
-        config = Configuration(
-            http2_connection_window_size=owner.settings.connection_window_bytes,
-            http2_stream_window_size=owner.settings.stream_window_bytes,
-        )
-        super().__init__(endpoint.host, endpoint.port, config=config)
+        super().__init__(**channel_arguments(owner.settings))
         self._owner = owner
+
+    async def _create_connection(self) -> H2Protocol:
+        """As grpclib does, but a peer that does not end TLS cannot keep a socket that we have closed."""
+        tls: dict[str, Any] = {}
+        if self._ssl is not None:
+            name = self._config.ssl_target_name_override
+            tls = {"ssl": self._ssl, "server_hostname": name, "ssl_shutdown_timeout": TLS_SHUTDOWN_SECS}
+        if self._path is not None:
+            made = await self._loop.create_unix_connection(self._protocol_factory, self._path, **tls)
+        else:
+            made = await self._loop.create_connection(self._protocol_factory, self._host, self._port, **tls)
+        return made[1]
 
     def _protocol_factory(self) -> H2Protocol:
         return FastProtocol(self._owner, self._config)
@@ -146,7 +157,7 @@ class FastProtocol(H2Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The socket is gone."""
-        self.owner.lost("the peer closed the connection" if exc is None else str(exc) or type(exc).__name__)
+        self.owner.lost(exc, self._tail)
 
     def _split(self, data: bytes) -> None:
         """Walk over the frames; ``start`` is the first byte that h2 still has to see."""
@@ -208,7 +219,7 @@ class FastProtocol(H2Protocol):
         debug = payload[8:208].decode("ascii", "replace")
         reason = f"the peer sent GOAWAY (code {code}{f', {debug}' if debug else ''})"
         (log.warning if code else log.info)(
-            "connection_draining", endpoint=self.owner.settings.endpoint.authority, code=code, debug=debug
+            "connection_draining", endpoint=self.owner.settings.endpoint.label, code=code, debug=debug
         )
         self.owner.drain(reason, last)
 

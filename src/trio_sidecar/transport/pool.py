@@ -27,8 +27,8 @@ from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport.balance import PoolStatistics, SlotLoad, choose, stream_cap
 from trio_sidecar.transport.connect import FailureLog, connect_slots
-from trio_sidecar.transport.connection import Connection, ConnectionSettings, ConnectionState
-from trio_sidecar.transport.dial import aio_connect
+from trio_sidecar.transport.connection import Connection, ConnectionState
+from trio_sidecar.transport.dial import aio_connect, connection_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,8 +94,9 @@ class Pool:
 
     def __init__(self, settings: TransportSettings, *, peer: str, bootstrap: bool, fast: bool | None) -> None:
         self.settings = settings
+        self._connection_settings = connection_settings(settings)
         self.peer = peer
-        self._endpoint = settings.grpc_endpoint.authority
+        self._endpoint = settings.grpc_endpoint.label
         self._bootstrap = bootstrap
         self._fast = fast
         self.slots = [_Slot(number) for number in range(1, settings.grpc_connections + 1)]
@@ -239,11 +240,8 @@ class Pool:
 
     async def _attempt(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - its share of the deadline (R3.3)
         slot = self.slots[number - 1]
-        settings = ConnectionSettings(
-            endpoint=self.settings.grpc_endpoint, max_message_bytes=self.settings.max_message_bytes
-        )
         with trio.move_on_after(timeout) as scope:
-            connection = await run_aio(self._aio_attempt, settings)
+            connection = await run_aio(self._aio_attempt)
         if scope.cancelled_caught:
             reason = f"no HTTP/2 connection within {timeout:g} s"
             raise ConnectError(reason)
@@ -258,8 +256,8 @@ class Pool:
         )
         self._assign()
 
-    async def _aio_attempt(self, settings: ConnectionSettings) -> Connection:
-        connection = await aio_connect(settings, self._changed, fast=self._fast)
+    async def _aio_attempt(self) -> Connection:
+        connection = await aio_connect(self._connection_settings, self._changed, fast=self._fast)
         # Here, so that one which a cancel overtakes on its way back is closed with the pool.
         self._connections.add(connection)
         return connection
@@ -331,11 +329,14 @@ async def open_pool(
         fast: Force or forbid the fast path; by default it is used where the installed versions allow it.
 
     Raises:
+        InvalidConfig: A file of the TLS settings cannot be used.
         StartupError: Before the block: a slot could not be connected before the deadline.
     """
     if fast is None and (unsupported := fastpath.unsupported()) is not None:
         log.warning("slow_transport", reason=unsupported, effect="several times the CPU per token; GOAWAY cuts streams")
         fast = False
+    if not bootstrap and not settings.tls.enabled and not settings.grpc_endpoint.stays_here:
+        log.warning("plaintext_connection", peer=peer, endpoint=settings.grpc_endpoint.label, advice="--grpc-tls")
     pool = Pool(settings, peer=peer, bootstrap=bootstrap, fast=fast)
     try:
         await pool.connect_all()

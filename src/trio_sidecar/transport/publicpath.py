@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 from grpclib.client import Channel
-from grpclib.config import Configuration
 from grpclib.const import Cardinality
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
@@ -25,6 +24,7 @@ from trio_sidecar.bridge import aio_timeout
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.transport.connection import ConnectionState, NotProcessed, log
 from trio_sidecar.transport.framing import check_metadata, status_of_reset
+from trio_sidecar.transport.handshake import aio_handshake, channel_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,19 +67,11 @@ class PublicConnection:
         self.closed = trio.Event()
         self.open_streams = 0
         self._on_change = on_change
-        self.channel = Channel(
-            settings.endpoint.host,
-            settings.endpoint.port,
-            codec=_Bytes(),
-            config=Configuration(
-                http2_connection_window_size=settings.connection_window_bytes,
-                http2_stream_window_size=settings.stream_window_bytes,
-            ),
-        )
+        self.channel = Channel(codec=_Bytes(), **channel_arguments(settings))
 
     def __repr__(self) -> str:
         """Endpoint, state and load."""
-        return f"<PublicConnection {self.settings.endpoint.authority}: {self.state.value}, {self.open_streams} streams>"
+        return f"<PublicConnection {self.settings.endpoint.label}: {self.state.value}, {self.open_streams} streams>"
 
     def aio_open(
         self, path: str, request: bytes, *, metadata: Mapping[str, str], timeout_secs: float | None = None
@@ -104,7 +96,7 @@ class PublicConnection:
     async def aio_establish(self) -> None:
         """Connect; grpclib reports no SETTINGS."""
         try:
-            await self.channel.__connect__()
+            await aio_handshake(self.channel, self.settings)
         except BaseException:
             self.channel.close()
             raise
@@ -128,7 +120,7 @@ class PublicConnection:
             return RpcError(StatusCode.INTERNAL, "the stream ended within a message")
         reason = self.reason or str(error) or type(error).__name__
         self.close(reason)
-        return RpcError(StatusCode.UNAVAILABLE, f"lost the connection to {self.settings.endpoint.authority}: {reason}")
+        return RpcError(StatusCode.UNAVAILABLE, f"lost the connection to {self.settings.endpoint.label}: {reason}")
 
 
 _GRPCLIB_ERRORS = (
@@ -164,7 +156,7 @@ class _PublicCall(AbstractAsyncContextManager["_PublicStream", None]):
     async def __aenter__(self) -> _PublicStream:
         connection = self._connection
         if connection.state is not ConnectionState.READY:
-            reason = f"the connection to {connection.settings.endpoint.authority} is closed: {connection.reason}"
+            reason = f"the connection to {connection.settings.endpoint.label} is closed: {connection.reason}"
             raise NotProcessed(reason)
         connection.entered(1)
         self._entered = True

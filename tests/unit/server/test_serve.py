@@ -13,10 +13,11 @@ import trio
 
 from support.mock_engine import mock_settings, token_settings
 from support.serving import Client, generate_request, serving, wait_until
+from trio_sidecar.config import ServerSettings
 from trio_sidecar.endpoint import ListenAddress
 from trio_sidecar.engines.mock import open_mock
 from trio_sidecar.errors import InvalidConfig
-from trio_sidecar.server.listen import bind, bound_addresses
+from trio_sidecar.server.listen import bind
 
 if TYPE_CHECKING:
     import asyncio
@@ -149,19 +150,18 @@ async def test_ipv6(aio_loop: asyncio.AbstractEventLoop) -> None:
 
 async def test_all_addresses_of_a_name_share_a_port(aio_loop: asyncio.AbstractEventLoop) -> None:
     """Localhost may be two addresses; a free port is free on both."""
-    sockets = await bind(ListenAddress(host="localhost", port=0))
+    bound = await bind(ServerSettings(listen=ListenAddress(host="localhost", port=0)))
     try:
-        assert 1 == len({address.port for address in bound_addresses(sockets)})
+        assert 1 == len({str(address).rpartition(":")[2] for address in bound.addresses})
     finally:
-        for sock in sockets:
-            sock.close()
+        bound.close()
 
 
 async def test_address_in_use(aio_loop: asyncio.AbstractEventLoop) -> None:
     """One clear error that names the address."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
         with pytest.raises(InvalidConfig, match=f"--listen: 127.0.0.1:{server.address.port} is in use"):
-            await bind(server.address)
+            await bind(ServerSettings(listen=server.address))
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,12 @@ async def test_address_in_use(aio_loop: asyncio.AbstractEventLoop) -> None:
 async def test_addresses_that_are_not_ours(host: str, words: str) -> None:
     """A foreign address and an unknown name are told apart."""
     with pytest.raises(InvalidConfig, match=words):
-        await bind(ListenAddress(host=host, port=0))
+        await bind(ServerSettings(listen=ListenAddress(host=host, port=0)))
 
 
 @pytest.mark.parametrize(("host", "warnings"), [("0.0.0.0", 1), ("127.0.0.1", 0), ("::1", 0)])
 async def test_plaintext_for_others_is_warned_about(host: str, warnings: int) -> None:
     """The service has no authentication, so an address that others can reach is worth a warning."""
     with structlog.testing.capture_logs() as logs:
-        for sock in await bind(ListenAddress(host=host, port=0)):
-            sock.close()
+        (await bind(ServerSettings(listen=ListenAddress(host=host, port=0)))).close()
     assert warnings == sum(entry["log_level"] == "warning" for entry in logs)
