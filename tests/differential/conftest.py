@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.rust_deviations import Deviation, Record, explanation, load_deviations
 from support.differential import Case, Difference, Pair, Side, compare, pair
+from support.rust_deviations import Deviation, Record, explanation, load_deviations
 from trio_sidecar.config import DisaggregationMode
 
 if TYPE_CHECKING:
