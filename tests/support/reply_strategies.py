@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +72,17 @@ def outputs(draw: st.DrawFn, request: dict[str, Any], count: int) -> wire.Sequen
 
 
 @st.composite
-def finish_infos(draw: st.DrawFn, total: int) -> wire.FinishInfo:
+def finish_infos(draw: st.DrawFn, request: dict[str, Any], total: int) -> wire.FinishInfo:
     """The end of a request."""
     reason = draw(st.sampled_from([REASONS.STOP, REASONS.STOP, REASONS.LENGTH, REASONS.ABORTED]))
     info = wire.FinishInfo(num_output_tokens=total, finish_reason=reason)
+    stops = [*(request["stop_conditions"].get(f"stop_token_ids{kind}") or () for kind in ("", "_hidden"))]
+    chosen = st.sampled_from(sorted({*itertools.chain(*stops), *request["eos_token_ids"]})) | TOKEN
     stop = draw(st.sampled_from(["none", "token", "eos", "text"]))
     if stop == "token":
-        info.stop_token_id = draw(TOKEN)
+        info.stop_token_id = draw(chosen)
     elif stop == "eos":
-        info.eos_token_id = draw(TOKEN)
+        info.eos_token_id = draw(chosen)
     elif stop == "text":
         info.stop_string = draw(TEXT)
     if draw(st.booleans()):
@@ -127,7 +130,7 @@ def replies(draw: st.DrawFn, request: dict[str, Any], role: str) -> Reply:
     messages: Messages = [wire.GenerateResponse(outputs=draw(outputs(request, count))) for count in counts]
     last = messages[-1].outputs
     assert last is not None
-    last.finish_info = draw(finish_infos(sum(counts)))
+    last.finish_info = draw(finish_infos(request, sum(counts)))
     info = draw(prompt_infos(request))
     if draw(st.booleans()):
         messages.insert(0, wire.GenerateResponse(prompt_info=info))

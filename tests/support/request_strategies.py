@@ -33,7 +33,6 @@ JSON = st.recursive(
 )
 JSON_OBJECT = st.dictionaries(NAME, JSON, max_size=4)
 IMAGE = st.sampled_from(["data:image/png;base64,AAAA", "https://example.com/b.png", "http://h/c", "data:,x"])
-CONTENT = {"image": b"", "video": b""}
 
 
 def often(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -83,6 +82,7 @@ ROUTING = some(
     dp_rank=st.integers(0, 9) | UINT32,
     prefill_dp_rank=st.integers(0, 9) | UINT32,
     priority=st.integers(-(2**31), 2**31 - 1),
+    cache_salt=st.sampled_from(["", "a", "dynamo-cache-salt:a"]) | TEXT,
     lora_name=st.sampled_from(["", "served-model", "model-alias", "adapter-a"]),
 )
 LEGACY_SAMPLING = some(
