@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "Pool", "open_pool"]
 
-_MAX_RECONNECT_INTERVAL_SECS = 10.0
+_MAX_RECONNECT_INTERVAL_SECS = 5.0
 _CLOSE_SECS = 1.0
 
 log = structlog.get_logger("trio_sidecar.transport.pool")
@@ -106,6 +106,7 @@ class Pool:
         self._reconnects = 0
         self._failed_reconnects = 0
         self._cause = ""
+        self._peer_is_back = trio.Event()
         self._closing = False
 
     def __len__(self) -> int:
@@ -249,12 +250,18 @@ class Pool:
         slot.replacing = False
         slot.open_streams = 0
         slot.connection = connection
+        self.note_peer_is_back()
         if connection.state is not ConnectionState.READY:  # lost on its way here
             self._vacate(slot, connection)
         log.debug(
             "connection_ready", peer=self.peer, endpoint=self._endpoint, slot=number, limit=connection.stream_limit
         )
         self._assign()
+
+    def note_peer_is_back(self) -> None:
+        """End the pauses of the slots that are about to try again: the peer has just answered another."""
+        self._peer_is_back.set()
+        self._peer_is_back = trio.Event()
 
     async def _aio_attempt(self) -> Connection:
         connection = await aio_connect(self._connection_settings, self._changed, fast=self._fast)
@@ -293,7 +300,9 @@ class Pool:
                         suppressed=suppressed,
                         error=self._cause,
                     )
-                await trio.sleep(pause)
+                # Slots lost together must not try again in step: spread out, one of them soon sees the peer return.
+                with trio.move_on_after(pause * (1 + slot.number / len(self.slots)) / 2):
+                    await self._peer_is_back.wait()
                 pause = max(pause, min(2 * pause, _MAX_RECONNECT_INTERVAL_SECS))
             else:
                 log.info(
