@@ -12,6 +12,7 @@ import httpx2
 
 from support import peers
 from support.processes import Child, free_port
+from support.stack import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,13 +88,18 @@ def start_worker(
     port: int,
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    name: str = "worker",
+    kind: WorkerKind = WorkerKind.OURS,
 ) -> Child:
-    """Start a worker with a system server on that port."""
-    argv = [sys.executable, "-m", "trio_sidecar", "worker", "--grpc-endpoint", engine.endpoint]
-    argv += ["--withdraw-grace-secs=0.2", *arguments]
-    variables = peers.dynamo_environment(discovery) | {"DYN_SYSTEM_PORT": str(port), **(environment or {})}
-    return Child(name, argv, env=variables, log_dir=log_dir)
+    """Start a worker, or the Rust sidecar, with a system server on that port."""
+    ours = kind is WorkerKind.OURS
+    argv = [sys.executable, *(("-m", "trio_sidecar", "worker") if ours else ("-c", peers.RUST_SIDECAR))]
+    argv += ["--grpc-endpoint", engine.endpoint, *arguments]
+    variables = peers.dynamo_environment(discovery) | {
+        "DYN_SYSTEM_PORT": str(port),
+        "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0.2" if ours else "0",
+        **(environment or {}),
+    }
+    return Child(kind.value, argv, env=variables, log_dir=log_dir)
 
 
 def start_engine(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import structlog
 
 from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.errors import InvalidRequest
 from trio_sidecar.requests.cancel import cancel_policy
 from trio_sidecar.rl import unsupported
 from trio_sidecar.worker.errors import to_dynamo
@@ -206,6 +207,9 @@ class EngineObject:
     async def _aio_managed(self, call: Awaitable[T]) -> T:
         try:
             return await call
+        except InvalidRequest as error:
+            # Whoever reads this gets Dynamo's name of the kind before it.
+            raise self._binding.errors[error.kind](error.reason) from error
         except Exception as error:
             raise to_dynamo(self._binding, error) from error
 
