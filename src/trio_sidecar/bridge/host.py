@@ -26,6 +26,7 @@ import outcome
 import trio
 
 from trio_sidecar.bridge.call import run_aio
+from trio_sidecar.bridge.guest import start as start_guest
 from trio_sidecar.bridge.loop import AIO_END_SECONDS, LOOP, aio_end_tasks, log, log_stray_error
 from trio_sidecar.bridge.signals import Interrupt
 
@@ -127,14 +128,7 @@ def _run_guest(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[A
     def start() -> None:
         # Inside the loop, so that Trio finds asyncio's hooks for async generators and passes on to them.
         try:
-            trio.lowlevel.start_guest_run(
-                guest,
-                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                run_sync_soon_not_threadsafe=loop.call_soon,
-                done_callback=on_end,
-                host_uses_signal_set_wakeup_fd=True,
-                clock=clock,
-            )
+            start_guest(loop, guest, on_end, clock=clock)
         except BaseException as error:  # noqa: BLE001, ASYNC103 - raised by the caller
             on_end(outcome.Error(error))
 
@@ -210,6 +204,18 @@ def _import_trio_asyncio() -> Any:
     return trio_asyncio
 
 
+def _take_any_executor(loop: Any) -> None:
+    """Let a loop of trio-asyncio run functions in any thread pool, as uvloop does; libraries have pools of their own."""
+    run_in_own = loop.run_in_executor
+
+    def run_in_executor(executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        if executor is not None and type(executor).__name__ != "TrioExecutor":
+            return asyncio.wrap_future(executor.submit(func, *args), loop=loop)
+        return run_in_own(executor, func, *args)
+
+    loop.run_in_executor = run_in_executor
+
+
 @asynccontextmanager
 async def open_aio_loop(*, on_exit: Callable[[], object] | None = None) -> AsyncIterator[asyncio.AbstractEventLoop]:
     """Open an asyncio loop on the running Trio, whose clock it follows (Trio-flavoured).
@@ -235,6 +241,7 @@ async def open_aio_loop(*, on_exit: Callable[[], object] | None = None) -> Async
         async with trio_asyncio.open_loop() as loop:
             nursery.start_soon(keep_running)
             loop.set_exception_handler(log_stray_error)
+            _take_any_executor(loop)
             token = LOOP.set(loop)
             try:
                 yield loop

@@ -7,6 +7,7 @@ are spawned, not forked, because a fork would copy the loop, its threads and its
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import queue
@@ -42,6 +43,8 @@ KILL_SECS = 5.0
 """How long killed processes may take to be gone, and vLLM to notice."""
 
 MODEL = "MODEL"
+OUTPUT_LOGGER = "vllm.v1.engine.async_llm"
+"""Where vLLM logs the death of its engine, with a traceback."""
 
 log = structlog.get_logger("trio_sidecar.engines.vllm")
 
@@ -150,7 +153,7 @@ class VllmLauncher:
             running = result.unwrap()
         except SidecarError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever kept vLLM from starting
             # The line says it all; whoever wants the traceback asks for it.
             raise self._failure(error) from (error if self._settings.debug else None)
         seconds = round(trio.current_time() - began, 1)
@@ -199,6 +202,8 @@ class VllmLauncher:
 def _build(settings: VllmSettings) -> RunningVllm:
     """In the engine's thread."""
     binding = load_binding()
+    if not settings.debug:
+        logging.getLogger(OUTPUT_LOGGER).addFilter(_without_traceback)
     parsed = binding.parse(settings.model, settings.arguments)
     config = parsed.engine_args.create_engine_config()
     use_one_backend(config)
@@ -218,6 +223,12 @@ def _build(settings: VllmSettings) -> RunningVllm:
         unique_ids=randomises_ids(),
     )
     return RunningVllm(llm=llm, binding=binding, facts=facts, parsed=parsed)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Leave an error in the log, but not where in vLLM it was noticed; that an engine has died is logged by us."""
+    record.exc_info = None
+    return True
 
 
 def use_one_backend(config: Any) -> None:
