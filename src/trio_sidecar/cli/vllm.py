@@ -144,5 +144,6 @@ def need_vllm() -> None:
     Raises:
         MissingExtra: It is not installed.
     """
-    if importlib.util.find_spec("vllm") is None:
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:  # a mere directory of that name somewhere on the path has no origin
         raise MissingExtra("this command", EXTRA)  # noqa: EM101
