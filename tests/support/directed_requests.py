@@ -129,6 +129,7 @@ GUIDES = [
 CACHE = [
     case("salt", "R7.15", routing={"cache_salt": "cache-salt"}),
     case("namespace", "R7.15", routing={"cache_namespace": "cache-salt"}),
+    case("empty salt", "R7.15", routing={"cache_salt": ""}),
     case("salt that looks prefixed", "R7.16", routing={"cache_salt": "dynamo-cache-salt:caller"}),
     *(
         extra(f"bypass {number}", "7.7", args=args)

@@ -51,8 +51,8 @@ class Extras:
     kv_transfer_params: object = None
 
 
-def cache_namespace(routing: Section) -> str:
-    """The caller's cache namespace; empty if there is none.
+def cache_namespace(routing: Section) -> str | None:
+    """The caller's cache namespace, None if there is none; an empty one is one.
 
     Dynamo 1.6 spells the field ``cache_salt``, its successor ``cache_namespace``.
     """
@@ -60,12 +60,12 @@ def cache_namespace(routing: Section) -> str:
     if namespace is not None and salt is not None and namespace != salt:
         reason = f"{routing.name('cache_salt')} must equal {routing.name('cache_namespace')}"
         raise InvalidRequest(reason)
-    return namespace or salt or ""
+    return salt if namespace is None else namespace
 
 
-def cache_salt(namespace: str) -> str:
+def cache_salt(namespace: str | None) -> str:
     """The engine's cache salt. The prefix is always added, so that no namespace can pose as another (R7.16)."""
-    return CACHE_SALT_PREFIX + namespace if namespace else ""
+    return "" if namespace is None else CACHE_SALT_PREFIX + namespace
 
 
 def without_reasoning_hints(extra_args: object, reasoning_parser: str) -> object:
@@ -75,7 +75,7 @@ def without_reasoning_hints(extra_args: object, reasoning_parser: str) -> object
     return {key: value for key, value in extra_args.items() if key not in _REASONING_HINTS}
 
 
-def check_nvext(extra_args: Mapping[str, object], namespace: str) -> None:
+def check_nvext(extra_args: Mapping[str, object], namespace: str | None) -> None:
     """Check NVIDIA's request extension; all that it may hold has been honoured elsewhere (R7.24 to R7.29)."""
     raw = extra_args.get("nvext")
     if not isinstance(raw, Mapping):
@@ -94,7 +94,7 @@ def check_nvext(extra_args: Mapping[str, object], namespace: str) -> None:
                 raise _unsupported(nvext.name(key), "cache_salt, token_in, extra_fields")
 
 
-def _check_salt(nvext: Section, namespace: str) -> None:
+def _check_salt(nvext: Section, namespace: str | None) -> None:
     key = "cache_salt"
     salt = nvext.get(key)
     if not isinstance(salt, str) or not salt:

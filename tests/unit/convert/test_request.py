@@ -319,6 +319,8 @@ def test_only_the_first_failure_shows(position: int) -> None:
         ({"cache_namespace": "dynamo-cache-salt:caller"}, "dynamo-cache-salt:dynamo-cache-salt:caller"),
         ({"cache_salt": "cache-salt"}, "dynamo-cache-salt:cache-salt"),
         ({"cache_salt": "a", "cache_namespace": "a"}, "dynamo-cache-salt:a"),
+        ({"cache_salt": ""}, "dynamo-cache-salt:"),
+        ({"cache_namespace": ""}, "dynamo-cache-salt:"),
         ({"cache_namespace": None}, ""),
         ({}, ""),
     ],
