@@ -90,16 +90,20 @@ class Discovery:
         records: What is there.
         log: What was done, in order.
         failures: Raised instead of the next writes or removals, in order; None lets one pass.
+        slow: What the next write waits for before it has its effect.
     """
 
     records: dict[str, Adapter] = attrs.field(factory=dict)
     log: list[str] = attrs.field(factory=list)
     failures: list[Exception | None] = attrs.field(factory=list)
+    slow: Gate | None = None
 
     async def aio_publish(self, adapter: Adapter) -> None:
         """Write."""
         self.log.append(f"+{adapter.name}")
         await self._aio_fail()
+        if self.slow is not None:
+            await self.slow.aio_pass()
         self.records[adapter.name] = adapter
 
     async def aio_unpublish(self, name: str) -> None:

@@ -688,3 +688,17 @@ async def test_nothing_is_published_after_a_withdrawal(aio_loop: asyncio.Abstrac
         gate.open()
     assert "shutting down" in answer["message"]
     assert ({}, {}) == (scene.discovery.records, scene.engine.adapters)
+
+
+@pytest.mark.rule("R11.5")
+async def test_a_record_that_is_being_written_goes_with_the_others(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """A write that discovery finishes only after the withdrawal is undone."""
+    scene = lifecycle(lora("a"))
+    scene.discovery.slow = gate = Gate()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_aio, scene.manager.aio_reconcile)
+        await wait_all_tasks_blocked()
+        await run_aio(scene.manager.records.aio_withdraw)
+        gate.open()
+    assert ({}, [], False) == (scene.discovery.records, scene.published, scene.manager.reconciled)
+    assert ["+a", "-a", "-a"] == scene.discovery.log
