@@ -17,6 +17,7 @@ from trio_sidecar.config import (
     MockSettings,
     ServerSettings,
     UpSettings,
+    VllmSettings,
     WorkerSettings,
     options_of,
 )
@@ -30,6 +31,7 @@ TABLES: dict[str, tuple[type[attrs.AttrsInstance], ...]] = {
     "worker": (WorkerSettings,),
     "up": (UpSettings,),
     "engine mock": (ServerSettings, MockSettings),
+    "engine vllm": (VllmSettings,),
     "frontend": (FrontendSettings,),
     "common": (HostSettings, LogSettings),
 }
