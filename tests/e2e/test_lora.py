@@ -101,3 +101,24 @@ def test_the_next_worker_finds_what_is_loaded(service: Managed, tmp_path: Path, 
         )
     finally:
         successor.close(seconds=3)
+
+
+@pytest.mark.rule("R13.24")
+def test_replicas_publish_independently(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Two workers have a record each; an adapter that one of them unloads is still served by the other."""
+    path = make_adapter(tmp_path)
+    flags = {"--max-loras": 2}
+    with managed(tmp_path / "service", flags=flags, workers=2, environment=environment) as service:
+        body = {"lora_name": "adapter-a", "source": {"uri": f"file://{path}"}}
+        for worker in range(2):
+            assert "success" == service.post("update/load_lora", body, worker=worker)[1]["status"]
+        assert 2 == service.records("adapter-a")
+        assert "success" == service.post("update/unload_lora", {"lora_name": "adapter-a"}, worker=1)[1]["status"]
+        assert 1 == service.records("adapter-a")
+        service.wait_for_models(MODEL, "adapter-a")
+        # The front end takes a moment to hear of it.
+        service.frontend.process.wait_until(
+            lambda: all(service.complete(PROMPT, "adapter-a")[0] == httpx2.codes.OK for _ in range(6)),
+            "six answers in a row",
+            seconds=SECONDS,
+        )

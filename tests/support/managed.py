@@ -66,8 +66,14 @@ class Managed:
 
     def cards(self) -> dict[str, dict[str, Any]]:
         """The model records in discovery, by name."""
-        found = [json.loads(path.read_text()) for path in (self.discovery / "v1" / "mdc").glob("*")]
-        return {record["card_json"]["display_name"]: record["card_json"] for record in found}
+        return {card["display_name"]: card for card in self._cards()}
+
+    def records(self, model: str) -> int:
+        """How many workers have a record of that model in discovery."""
+        return sum(card["display_name"] == model for card in self._cards())
+
+    def _cards(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text())["card_json"] for path in (self.discovery / "v1" / "mdc").glob("*")]
 
     def instances(self) -> int:
         """How many workers are in discovery."""
@@ -130,7 +136,7 @@ def managed(
     """Put one worker before each of some mock engines, and a front end before them; ready once it lists the model."""
     discovery = directory / "discovery"
     with contextlib.ExitStack() as cleanup:
-        front = start_frontend(frontend, discovery=discovery, log_dir=directory)
+        front = start_frontend(frontend, discovery=discovery, log_dir=directory, environment=environment)
         cleanup.callback(front.process.close, seconds=1)
         engines, children, ports = [], [], []
         for number in range(workers):
@@ -163,11 +169,13 @@ def managed(
         yield service
 
 
-def start_frontend(script: str, *, discovery: Path, log_dir: Path) -> peers.Frontend:
+def start_frontend(
+    script: str, *, discovery: Path, log_dir: Path, environment: Mapping[str, str] | None = None
+) -> peers.Frontend:
     """Start a front end; ready once it listens."""
     port = free_port()
     argv = [sys.executable, str(peers.HERE / script), str(port)]
-    child = Child("frontend", argv, env=peers.dynamo_environment(discovery), log_dir=log_dir)
+    child = Child("frontend", argv, env=peers.dynamo_environment(discovery) | dict(environment or {}), log_dir=log_dir)
     try:
         child.wait_for_port(port)
     except BaseException:
