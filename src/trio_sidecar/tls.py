@@ -6,6 +6,7 @@ Files are read once, when a context is made. TLS 1.2 is the least, and both side
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,15 @@ class _NoHttp2(ssl.SSLError):
     """The handshake succeeded, but without ALPN ``h2``."""
 
 
-class _ClientSide(ssl.SSLObject):
+class _Side(ssl.SSLObject):
+    """Ends TLS without waiting for the peer to end it too, as a peer that is dead or busy would not."""
+
+    def unwrap(self) -> None:
+        with suppress(ssl.SSLWantReadError):
+            super().unwrap()
+
+
+class _ClientSide(_Side):
     """Refuses a server that has not chosen HTTP/2, before anything is sent to it."""
 
     def do_handshake(self) -> None:
@@ -58,7 +67,7 @@ class _ClientSide(ssl.SSLObject):
             raise _NoHttp2
 
 
-class _ServerSide(ssl.SSLObject):
+class _ServerSide(_Side):
     """Tells the log about clients whose handshake fails; the event loop keeps silent about them."""
 
     def do_handshake(self) -> None:

@@ -28,9 +28,6 @@ BACKLOG = 1024
 TLS_HANDSHAKE_SECS = 60.0
 """How long a client may take for its handshake, as in vLLM's own server."""
 
-TLS_SHUTDOWN_SECS = 1.0
-"""How long a client may take to say that it ends TLS too."""
-
 
 class AioListeners:
     """Listening sockets."""
@@ -59,11 +56,7 @@ async def aio_listen(
     """
     more: dict[str, Any] = {"backlog": BACKLOG}
     if tls is not None:
-        more |= {
-            "ssl": tls,
-            "ssl_handshake_timeout": TLS_HANDSHAKE_SECS,
-            "ssl_shutdown_timeout": TLS_SHUTDOWN_SECS,
-        }
+        more |= {"ssl": tls, "ssl_handshake_timeout": TLS_HANDSHAKE_SECS}
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []
     try:

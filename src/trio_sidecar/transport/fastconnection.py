@@ -226,6 +226,7 @@ class FastConnection:
         if self._protocol is not None:
             self._end("the connection attempt was given up")
             self._protocol.transport.abort()
+        self._channel.close()  # here too: a connection may be lost before the channel knows that it has one
 
     def _end(self, reason: str) -> None:
         """Fail everything that waits for this connection, once."""

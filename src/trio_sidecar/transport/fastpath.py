@@ -42,9 +42,6 @@ __all__ = ["MAX_STREAM_ID", "FastChannel", "FastProtocol", "unsupported"]
 _GRPCLIB_VERSIONS = ("0.4.9",)
 _H2_VERSIONS = ("4.1", "4.2", "4.3", "4.4")
 
-TLS_SHUTDOWN_SECS = 1.0
-"""How long a peer may take to say that it ends TLS too."""
-
 _FRAME_HEADER_BYTES = 9
 _MAX_FRAME_BYTES = 16384
 _DATA = 0
@@ -67,18 +64,6 @@ class FastChannel(Channel):
     def __init__(self, owner: FastConnection) -> None:
         super().__init__(**channel_arguments(owner.settings))
         self._owner = owner
-
-    async def _create_connection(self) -> H2Protocol:
-        """As grpclib does, but a peer that does not end TLS cannot keep a socket that we have closed."""
-        tls: dict[str, Any] = {}
-        if self._ssl is not None:
-            name = self._config.ssl_target_name_override
-            tls = {"ssl": self._ssl, "server_hostname": name, "ssl_shutdown_timeout": TLS_SHUTDOWN_SECS}
-        if self._path is not None:
-            made = await self._loop.create_unix_connection(self._protocol_factory, self._path, **tls)
-        else:
-            made = await self._loop.create_connection(self._protocol_factory, self._host, self._port, **tls)
-        return made[1]
 
     def _protocol_factory(self) -> H2Protocol:
         return FastProtocol(self._owner, self._config)

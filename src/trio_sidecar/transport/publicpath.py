@@ -66,6 +66,7 @@ class PublicConnection:
         self.reason = ""
         self.closed = trio.Event()
         self.open_streams = 0
+        self._connected = False
         self._on_change = on_change
         self.channel = Channel(codec=_Bytes(), **channel_arguments(settings))
 
@@ -90,16 +91,25 @@ class PublicConnection:
             self.state = ConnectionState.CLOSED
             self.reason = reason
             self.channel.close()
-            self.closed.set()
+            if not self._connected:
+                self.closed.set()
             self._on_change(self)
 
     async def aio_establish(self) -> None:
         """Connect; grpclib reports no SETTINGS."""
         try:
-            await aio_handshake(self.channel, self.settings)
+            protocol = await aio_handshake(self.channel, self.settings)
         except BaseException:
             self.channel.close()
             raise
+        lost = protocol.connection_lost
+
+        def connection_lost(error: BaseException | None) -> None:
+            lost(error)
+            self.closed.set()
+
+        protocol.connection_lost = connection_lost  # type: ignore[assignment,method-assign]
+        self._connected = True
 
     def entered(self, change: int) -> None:
         """A stream was opened (1) or left (-1)."""

@@ -20,16 +20,18 @@ from trio_sidecar.config import ClientTlsSettings, ServerSettings, ServerTlsSett
 from trio_sidecar.endpoint import ListenAddress, UnixAddress, parse_engine_endpoint
 from trio_sidecar.engines.mock import open_mock
 from trio_sidecar.engines.remote import RemoteEngine
-from trio_sidecar.errors import InvalidConfig, RpcError
+from trio_sidecar.errors import ConnectError, InvalidConfig, RpcError
 from trio_sidecar.server import serve
-from trio_sidecar.transport.connect import StartupError
+from trio_sidecar.transport.dial import aio_connect, connection_settings
 from trio_sidecar.transport.pool import open_pool
 from trio_sidecar.wire.codec import encode
+from trio_sidecar.wire.methods import GENERATE_STREAM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from support.certificates import Certificates
+    from trio_sidecar.transport.connection import ConnectionSettings
 
 LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
 
@@ -66,8 +68,13 @@ def grpcio_served(certificates: Certificates, *, mutual: bool) -> Iterator[str]:
 
 def settings(address: str, tls: ClientTlsSettings) -> TransportSettings:
     return TransportSettings(
-        grpc_endpoint=parse_engine_endpoint(address), grpc_connections=2, grpc_startup_deadline_secs=1.0, tls=tls
+        grpc_endpoint=parse_engine_endpoint(address), grpc_connections=2, grpc_startup_deadline_secs=5.0, tls=tls
     )
+
+
+def address_of(listener: object) -> str:
+    assert isinstance(listener, trio.SocketListener)
+    return f"127.0.0.1:{listener.socket.getsockname()[1]}"
 
 
 async def aio_count(engine: RemoteEngine) -> int:
@@ -84,10 +91,19 @@ async def generation(address: str, tls: ClientTlsSettings, fast: bool) -> int:
         return await run_aio(aio_count, RemoteEngine(pool))
 
 
+async def aio_attempt(settings: ConnectionSettings, fast: bool) -> None:
+    connection = await aio_connect(settings, lambda _connection: None, fast=fast)
+    try:
+        async with connection.aio_open(GENERATE_STREAM.path, encode(request_of()), metadata={}) as stream:
+            await stream.aio_receive()
+    finally:
+        connection.close("the test is over")
+
+
 async def failure(address: str, tls: ClientTlsSettings, fast: bool) -> str:
-    """What one reads when no generation is possible, at start-up or at the first call."""
-    with pytest.raises((StartupError, RpcError)) as caught:
-        await generation(address, tls, fast)
+    """What one reads when no generation is possible, after one attempt to connect or at the first call."""
+    with pytest.raises((ConnectError, RpcError)) as caught:
+        await run_aio(aio_attempt, connection_settings(settings(address, tls)), fast)
     return str(caught.value)
 
 
@@ -145,12 +161,14 @@ def test_what_one_reads_when_the_server_is_not_trusted(certificates: Certificate
 
 
 def test_what_one_reads_when_the_client_is_not_trusted(certificates: Certificates, host: Host) -> None:
-    """A grpcio server's alerts say what is wrong with our certificate; ours closes, and the message guesses well."""
+    """A server that demands a certificate, and one that knows ours not, leave a message that says so.
+
+    Whether their alert arrives before the end of the connection is up to the server, so the message may be a guess.
+    """
     with grpcio_served(certificates, mutual=True) as address:
-        found = run(failure, address, certificates.trusting(), True, host=host)
-        assert "the server demands a client certificate (--grpc-tls-cert)" in found
+        assert "demand" in run(failure, address, certificates.trusting(), True, host=host)
         found = run(failure, address, certificates.trusting(cert=certificates.stranger), True, host=host)
-        assert "certificate" in found
+        assert f"{address} did not greet as an HTTP/2 server: TLS: the server" in found
 
     async def main() -> None:
         async with served(certificates.mutual()) as address:
@@ -189,7 +207,7 @@ def test_a_plaintext_client_is_told_of_tls(certificates: Certificates, host: Hos
         async with trio.open_nursery() as nursery:
             (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
             nursery.start_soon(trio.serve_listeners, answer, [listener])
-            address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+            address = address_of(listener)
             found = await failure(address, ClientTlsSettings(), True)
             assert "the server speaks TLS; --grpc-tls connects so" in found
             nursery.cancel_scope.cancel()
@@ -213,7 +231,7 @@ def test_a_server_without_http2(certificates: Certificates, host: Host, fast: bo
         async with trio.open_nursery() as nursery:
             (listener,) = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1")
             nursery.start_soon(trio.serve_listeners, hold, [listener])
-            address = f"127.0.0.1:{listener.transport_listener.socket.getsockname()[1]}"
+            address = address_of(listener.transport_listener)
             assert "the server does not offer HTTP/2 (ALPN h2)" in await failure(address, certificates.trusting(), fast)
             nursery.cancel_scope.cancel()
 
@@ -260,7 +278,7 @@ async def test_a_peer_that_never_ends_tls_is_left(certificates: Certificates, ai
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, hold, [listener])
-        address = f"127.0.0.1:{listener.transport_listener.socket.getsockname()[1]}"
+        address = address_of(listener.transport_listener)
         with trio.fail_after(5):
             async with open_pool(settings(address, certificates.trusting())) as pool:
                 connections = [slot.connection for slot in pool.slots]
