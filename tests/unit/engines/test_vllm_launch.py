@@ -17,12 +17,12 @@ import trio
 
 from trio_sidecar.config import VllmSettings
 from trio_sidecar.engines import vllm_child
-from trio_sidecar.engines.vllm_binding import one_line, status_of
+from trio_sidecar.engines.vllm_binding import load_binding, one_line, status_of
 from trio_sidecar.engines.vllm_child import first_report
 from trio_sidecar.engines.vllm_facts import facts_of
 from trio_sidecar.engines.vllm_launch import EngineThread, check_model, prepare_environment, use_one_backend
 from trio_sidecar.engines.vllm_shared import SharedVllm
-from trio_sidecar.errors import InvalidConfig, SidecarError, StatusCode
+from trio_sidecar.errors import IncompatibleEngine, InvalidConfig, SidecarError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -171,6 +171,13 @@ async def test_the_engine_thread_is_one_and_stays() -> None:
 def test_one_line_of_an_error(message: str, expected: str) -> None:
     """Of pydantic's reports the first complaint, of others all words."""
     assert expected == one_line(ValueError(message))
+
+
+def test_a_vllm_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what was found and what is needed."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(IncompatibleEngine, match=r"cannot be used: .*vllm.*; needed is vLLM 0\.32 or 0\.33"):
+        load_binding()
 
 
 def test_unknown_errors_are_internal() -> None:

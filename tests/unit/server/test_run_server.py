@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+import trio
 
 from support.mock_engine import token_settings
 from support.serving import CLIENT_OPTIONS, LOOPBACK, Client, generate_request
 from trio_sidecar.bridge import Host, run
 from trio_sidecar.config import ServerSettings
+from trio_sidecar.endpoint import ListenAddress
 from trio_sidecar.engines.mock import open_mock
+from trio_sidecar.errors import InvalidConfig
 from trio_sidecar.server import run_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 
 def run_with_client(host: Host, signum: int, ask: Callable[[Client, Callable[[], None]], Any]) -> Any:
@@ -75,3 +80,38 @@ def test_streams_at_once_on_both_hosts(host: Host) -> None:
         return counts
 
     assert [[21] * 32] == run_with_client(host, signal.SIGTERM, ask)
+
+
+def test_a_signal_ends_an_engine_that_is_still_being_opened(host: Host) -> None:
+    """Opening may take minutes; a SIGTERM is not kept until it is over (FR-051)."""
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await trio.sleep(3600)
+        finally:
+            seen.append("cancelled")
+        yield None
+
+    run(run_server, slow(), ServerSettings(listen=LOOPBACK), seen.append, host=host)
+    assert ["cancelled"] == seen
+
+
+def test_a_port_in_use_is_found_before_the_engine_is_opened(host: Host) -> None:
+    """Nobody waits for an engine that could not be served."""
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def never() -> AsyncIterator[Any]:
+        opened.append("opened")
+        yield None
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = ListenAddress(host="127.0.0.1", port=taken.getsockname()[1])
+        with pytest.raises(InvalidConfig, match="in use"):
+            run(run_server, never(), ServerSettings(listen=address), print, host=host)
+    assert [] == opened
