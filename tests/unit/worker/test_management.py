@@ -274,7 +274,7 @@ async def test_an_rl_update_that_is_refused_raises(aio_loop: asyncio.AbstractEve
     """As an invalid argument, which Dynamo answers with its message."""
     here = scene(FakeEngine())
     await here.start()
-    with pytest.raises(ERRORS[ErrorKind.INVALID_ARGUMENT], match="^new_version must be"):
+    with pytest.raises(ERRORS[ErrorKind.INVALID_ARGUMENT], match=r"^new_version must be"):
         await run_aio(here.object.engine_update, "update_weight_version", {})
 
 
