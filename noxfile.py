@@ -72,11 +72,13 @@ def run_pytest(session: nox.Session, *where: str, **variables: str) -> None:
 
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
-    """Check the format and the rules; flake8-async is a step of its own, since it sees what ruff does not."""
+    """Check format, rules and generated pages; flake8-async is a step of its own, since it sees what ruff does not."""
     session.install(*group("lint"))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("flake8-async", *python_files())
+    session.run("python", "tools/generate_deviations.py")
+    session.run("python", "tools/generate_support_matrix.py")
 
 
 @nox.session(python=PYTHON)

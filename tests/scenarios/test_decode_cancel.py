@@ -243,7 +243,7 @@ async def test_the_first_token_is_announced_before_it_is_delivered(aio_loop: obj
         assert 1 == len(decode.announced)
 
 
-@pytest.mark.rule("R10.12")
+@pytest.mark.rule("R10.2", "R10.12")
 @pytest.mark.parametrize(
     "script",
     [Script(opening=(Wait(1000),)), Script(stream=(Wait(1000),)), Script(stream=(Send(tokens(42)), Wait(1000)))],

@@ -13,10 +13,13 @@ from trio.testing import wait_all_tasks_blocked
 from support.lora import Lifecycle, lifecycle, load_body, lora, make_adapter
 from support.samples import model_facts
 from trio_sidecar.bridge import run_aio
+from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.errors import ErrorKind, RpcError, SidecarError, StatusCode
 from trio_sidecar.lora import AdapterGate
+from trio_sidecar.requests.cancel import cancel_policy
+from trio_sidecar.requests.session import CancelAtOnce
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import Gate, Script, Send, finish, tokens
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     from trio_sidecar import wire
     from trio_sidecar.convert.request import ConvertedRequest
-    from trio_sidecar.requests.session import Session
+    from trio_sidecar.requests.session import CancelPolicy, Session
 
 LOAD, UNLOAD = "LoadLora", "UnloadLora"
 WHOLE = Script(stream=[Send(finish(8))])
@@ -70,10 +73,10 @@ class World:
     nursery: trio.Nursery
     answers: list[dict[str, Any]] = attrs.field(factory=list)
 
-    async def ask(self, name: str | None) -> Asker:
+    async def ask(self, name: str | None, *, policy: CancelPolicy = CancelAtOnce()) -> Asker:  # noqa: B008
         """A request for an adapter, or for the base; returns when nothing moves any more."""
         request: dict[str, object] = {"token_ids": [11, 22, 33], "routing": {"lora_name": name}}
-        asker = Asker(self.sessions.open(request, "r"))
+        asker = Asker(self.sessions.open(request, "r", policy=policy))
         self.nursery.start_soon(asker.run)
         await settle()
         return asker
@@ -183,6 +186,21 @@ class RefusingGate(Gate):
     async def aio_pass(self) -> None:
         await super().aio_pass()
         raise RpcError(StatusCode.FAILED_PRECONDITION, "in use")
+
+
+@pytest.mark.rule("R10.14")
+async def test_a_cancelled_decode_waits_for_its_adapter(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Its prefill engine keeps blocks for it, so it is submitted once the adapter is free, and then cancelled."""
+    async with world(lora("adapter-a")) as here:
+        here.scene.engine.faults[UNLOAD] = [held := RefusingGate()]
+        await here.unload("adapter-a")
+        asker = await here.ask("adapter-a", policy=cancel_policy(DisaggregationMode.DECODE, lambda: None))
+        asker.session.cancel()
+        await settle()
+        assert ([], None) == (here.submitted, asker.end)
+        held.open()
+        await settle()
+        assert (["adapter-a"], "cancelled") == (here.submitted, asker.end)
 
 
 @pytest.mark.rule("R13.34")

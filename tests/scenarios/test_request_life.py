@@ -248,6 +248,7 @@ async def test_cancel_drops_what_was_not_taken(aio_loop: object, autojump_clock:
         assert 2 == len(taker.chunks)
 
 
+@pytest.mark.rule("R10.2")
 async def test_cancel_beats_an_untaken_terminal(aio_loop: object, autojump_clock: object) -> None:
     """A terminal that the consumer has not taken when the cancel comes is replaced: there is only one."""
     async with world(Script(stream=(Send(finish(1, 2)),))) as w:

@@ -38,6 +38,7 @@ def worker_does(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | in
     return does
 
 
+@pytest.mark.rule("R2.8")
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The version goes to stdout."""
     assert 0 == main(["--version"])
@@ -62,6 +63,7 @@ def test_worker_help_lists_flags_and_variables(capsys: pytest.CaptureFixture[str
         assert word in text
 
 
+@pytest.mark.rule("R2.8")
 @pytest.mark.parametrize("command", [[], ["up"], ["worker"], ["engine"], ["engine", "mock"], ["frontend"]])
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Help works without extras and without settings."""
@@ -81,6 +83,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "[]\n" == done.stderr
 
 
+@pytest.mark.rule("R2.7", "R11.11")
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

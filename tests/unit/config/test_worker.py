@@ -216,6 +216,14 @@ def test_shutdown_times_come_from_dynamos_variables() -> None:
     assert (0.0, 2.5) == (settings.withdraw_grace_secs, settings.drain_secs)
 
 
+@pytest.mark.rule("R2.11")
+def test_adapters_are_switched_by_dynamos_variables() -> None:
+    """Off, unless the variable says so."""
+    assert (False, False) == (worker().lora_enabled, worker().lora_hot_swap)
+    settings = worker(DYN_LORA_ENABLED="true", DYN_LORA_HOTSWAP_ENABLED="1")
+    assert (True, True) == (settings.lora_enabled, settings.lora_hot_swap)
+
+
 @pytest.mark.parametrize("bad", ["x", None, 5])
 def test_endpoint_must_be_parsed(bad: object) -> None:
     """Code cannot pass an unparsed endpoint."""

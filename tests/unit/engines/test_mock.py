@@ -206,7 +206,7 @@ async def abort(engine: MockEngine, *ids: str) -> AbortResponse:
     return await run_aio(engine.aio_call, ABORT, AbortRequest(request_ids=list(ids)))
 
 
-@pytest.mark.rule("R16.5")
+@pytest.mark.rule("R16.5", "R10.22")
 async def test_abort_in_mid_stream(aio_loop: object, autojump_clock: object) -> None:
     """A tokenless terminal with the count so far ends every stream of that id, and no other."""
     results: dict[str, list[GenerateResponse]] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import structlog
 import trio
 import zmq
 
@@ -114,7 +115,7 @@ async def test_stored_blocks_can_be_asked_for_again(aio_loop: asyncio.AbstractEv
         assert [1] == [batch.sequence for batch in await trio.to_thread.run_sync(replay, source, 1)]
 
 
-@pytest.mark.rule("R16.6")
+@pytest.mark.rule("R16.6", "R16.19")
 async def test_subscribers_get_events_as_they_come(aio_loop: asyncio.AbstractEventLoop) -> None:
     """A batch has topic, number and payload; removed blocks are told as well."""
     async with open_mock(mock_settings(**PORTS, num_gpu_blocks=4)) as engine:
@@ -142,6 +143,24 @@ async def test_each_rank_publishes_its_own(aio_loop: asyncio.AbstractEventLoop) 
         assert [0, 32, 0] == [await run(engine, rank=rank) for rank in (1, 1, 0)]
         (batch,) = await trio.to_thread.run_sync(replay, one)
         assert 1 == events(batch)[1]
+
+
+@pytest.mark.rule("R16.7")
+async def test_a_publisher_that_fails_does_not_end_the_engine(
+    aio_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that cannot be sent are logged as lost; requests go on, and a replay still has them."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise zmq.ZMQError(zmq.EAGAIN)
+
+    async with open_mock(mock_settings(**PORTS)) as engine:
+        (source,) = await sources_of(engine)
+        with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
+            patched.setattr(zmq.Socket, "send_multipart", fail)
+            assert [0, 32] == [await run(engine), await run(engine)]
+        assert ["kv_events_lost"] == [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+        assert [0] == [batch.sequence for batch in await trio.to_thread.run_sync(replay, source)]
 
 
 async def test_strange_replay_questions_are_ignored(aio_loop: asyncio.AbstractEventLoop) -> None:

@@ -144,7 +144,7 @@ async def test_unknown_versions_fall_back_with_one_warning(aio_loop: object, mon
 # -- Choice and queue
 
 
-@pytest.mark.rule("R3.13")
+@pytest.mark.rule("R3.13", "R5.15")
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "public"])
 async def test_streams_spread_over_the_connections(aio_loop: object, fast: bool) -> None:
     """A pool of two and four streams, one after another and side by side: exactly two distinct client ports."""

@@ -11,6 +11,7 @@ from trio_sidecar.errors import (
     ConnectionTimeoutError,
     EngineShutdown,
     ErrorKind,
+    InvalidConfig,
     InvalidRequest,
     ProtocolError,
     RequestCancelled,
@@ -21,11 +22,12 @@ from trio_sidecar.errors import (
 from trio_sidecar.worker.errors import to_dynamo
 
 
-@pytest.mark.rule("R4.5")
+@pytest.mark.rule("R4.5", "R4.6")
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
         (InvalidRequest("n: 2"), ErrorKind.INVALID_ARGUMENT),
+        (InvalidConfig("--namespace", "must not be empty"), ErrorKind.INVALID_ARGUMENT),
         (ProtocolError("x"), ErrorKind.UNKNOWN),
         (EngineShutdown("x"), ErrorKind.ENGINE_SHUTDOWN),
         (ConnectError("x"), ErrorKind.CANNOT_CONNECT),

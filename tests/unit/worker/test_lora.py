@@ -207,3 +207,19 @@ async def test_adapters_are_fetched_by_dynamo(aio_loop: asyncio.AbstractEventLoo
     aio_download = aio_downloader(attrs.evolve(FakeDynamo().binding, llm=llm))
     assert "/cache/adapter" == await run_aio(aio_download, "hf://org/adapter")
     assert ["hf://org/adapter"] == llm.downloads
+
+
+@pytest.mark.rule("R13.24")
+async def test_each_worker_has_records_of_its_own(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Two workers before one discovery write under their own endpoints, and one that leaves takes only its own."""
+    llm = FakeLlm()
+    binding = attrs.evolve(FakeDynamo().binding, llm=llm)
+    one = DynamoPublisher(binding=binding, endpoint="one", settings=settings(), facts=facts())
+    two = attrs.evolve(one, endpoint="two")
+
+    await run_aio(one.aio_publish, ADAPTER)
+    await run_aio(two.aio_publish, ADAPTER)
+    await run_aio(one.aio_unpublish, ADAPTER.name)
+
+    assert ["one", "two"] == [positional[2] for kind, positional, _ in llm.calls if kind == "register"]
+    assert ("unregister", ("one",), {"lora_name": "adapter-a"}) == llm.calls[-1]
