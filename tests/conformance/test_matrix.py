@@ -90,6 +90,7 @@ async def test_seed(pair: Stack) -> None:
     assert first != other
 
 
+@pytest.mark.rule("FR-059")
 async def test_stop_string(pair: Stack) -> None:
     """A stop string ends the answer before itself, also when it spans tokens and when the answer is streamed."""
     full = pair.backend.reply.text(20)

@@ -163,6 +163,7 @@ def test_signal_ends_everything(service: Child, signum: signal.Signals) -> None:
     assert "Traceback" not in service.log
 
 
+@pytest.mark.rule("FR-023")
 async def test_killed_leaves_nothing(service: Child) -> None:
     """Even if it is killed, its parts end."""
     started = descendants(service.pid)

@@ -205,6 +205,7 @@ def test_the_prefix_cache_is_reported_and_can_be_bypassed(server: VllmServer) ->
         assert 0 == finish(server.generate(**prompt, kv=kv)).num_cached_tokens
 
 
+@pytest.mark.rule("FR-069")
 def test_structured_output(server: VllmServer) -> None:
     """The answer obeys a JSON schema, a choice and a regex."""
     choice = wire.DecodingParametersStringChoices(choices=["gull", "boat"])

@@ -52,6 +52,7 @@ def status_of(server: VllmServer) -> str:
         return "gone"
 
 
+@pytest.mark.rule("FR-018")
 def test_an_engine_that_dies_is_replaced_once_and_then_ends_the_server(models: Path, tmp_path: Path) -> None:
     """Streams end with INTERNAL, health says NOT_SERVING, a new engine serves; its death ends the process with 1."""
     arguments = ["--restart-engine=1"]

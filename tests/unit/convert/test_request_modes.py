@@ -27,7 +27,7 @@ def request_for(**changes: Any) -> dict[str, Any]:
     return media_request(**{"prefill_result": {"disaggregated_params": {}}, **changes})
 
 
-@pytest.mark.rule("7.10")
+@pytest.mark.rule("7.10", "FR-061")
 @each_mode
 def test_token_limits(mode: DisaggregationMode) -> None:
     """Prefill and encode ask for exactly one token, whatever the request says; the others for what it says."""

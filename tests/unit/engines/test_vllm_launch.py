@@ -113,6 +113,7 @@ def test_one_backend_for_structured_output() -> None:
         assert expected == found.structured_outputs_config.backend
 
 
+@pytest.mark.rule("FR-113")
 def test_the_environment_of_vllm(tmp_path: Path) -> None:
     """Processes are spawned and know their owner; logs are ours unless the user configures vLLM's."""
     environ: dict[str, str] = {}

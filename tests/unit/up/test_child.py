@@ -140,6 +140,7 @@ async def test_child_has_a_session_of_its_own(tmp_path: Path) -> None:
         assert child.pid == os.getpgid(child.pid)
 
 
+@pytest.mark.rule("FR-023")
 def test_child_dies_with_us(tmp_path: Path) -> None:
     """Even if we are killed, no child stays."""
     program = f"""

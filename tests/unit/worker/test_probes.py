@@ -26,7 +26,7 @@ async def ask(port: int, request: bytes) -> bytes:
     return answer.partition(b"\r\n")[0]
 
 
-@pytest.mark.rule("R11.10", "R15.17")
+@pytest.mark.rule("R11.10", "R15.17", "FR-036")
 async def test_probes_are_answered() -> None:
     """The three paths answer 200, anything else 404, and afterwards the port is free for the runtime."""
     port = await free_port()
