@@ -25,7 +25,8 @@ ALPN = "h2"
 CIPHERS_FLAG = "--ssl-ciphers"
 _NAME_MISMATCH = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # a self-signed certificate, itself or in the chain; no issuer, locally or at all
-_OTHER_KEY = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
+# The last is what OpenSSL says of a key of another kind, as if there were no certificate yet.
+_OTHER_KEY = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 _FAULTS = {
     "WRONG_VERSION_NUMBER": "the {peer} does not speak TLS",
     "RECORD_LAYER_FAILURE": "the {peer} does not speak TLS",

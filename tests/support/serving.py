@@ -11,7 +11,7 @@ import trio
 
 from support.grpc_stubs import stubs
 from trio_sidecar.config import ServerSettings
-from trio_sidecar.endpoint import ListenAddress
+from trio_sidecar.endpoint import ListenAddress, UnixAddress
 from trio_sidecar.server import serve
 
 if TYPE_CHECKING:
@@ -59,9 +59,15 @@ class Client:
 class Serving:
     """A running server."""
 
-    address: ListenAddress
+    address: ListenAddress | UnixAddress
     scope: trio.CancelScope
     ended: trio.Event
+
+    @property
+    def tcp(self) -> ListenAddress:
+        """The address, of a server on TCP."""
+        assert isinstance(self.address, ListenAddress)
+        return self.address
 
     @contextmanager
     def client(self) -> Iterator[Client]:
@@ -87,7 +93,7 @@ async def serving(engine: Engine, **settings: Any) -> AsyncIterator[Serving]:
         scope, ended = trio.CancelScope(), trio.Event()
 
         async def run(  # noqa: ASYNC114, ASYNC128 - serve calls started()
-            *, task_status: trio.TaskStatus[tuple[ListenAddress, ...]]
+            *, task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]]
         ) -> None:
             with scope:
                 await serve(engine, options, task_status=task_status)

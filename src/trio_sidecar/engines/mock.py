@@ -27,12 +27,14 @@ from trio_sidecar.wire import (
     AbortRequest,
     AbortResponse,
     GenerateRequest,
+    GenerateResponse,
     GetKvEventSourcesRequest,
     GetKvEventSourcesResponse,
     GetModelInfoRequest,
     GetServerInfoRequest,
     HealthCheckResponseServingStatus,
 )
+from trio_sidecar.wire.codec import prepare
 from trio_sidecar.wire.methods import CONTROL, INFERENCE
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ async def open_mock(settings: MockSettings) -> AsyncIterator[MockEngine]:
         OSError: The shipped model directory is incomplete.
     """
     engine = MockEngine(MockFacts.resolve(settings))
+    prepare(GenerateRequest, GenerateResponse)  # for the server's face
     log.info(
         "mock_engine_opened",
         model=engine.facts.model_id,

@@ -10,7 +10,8 @@ import betterproto2
 
 from trio_sidecar.transport.client import Client
 from trio_sidecar.transport.pool import open_pool
-from trio_sidecar.wire import HealthCheckRequest
+from trio_sidecar.wire import GenerateRequest, GenerateResponse, HealthCheckRequest
+from trio_sidecar.wire.codec import prepare
 from trio_sidecar.wire.methods import GENERATE_STREAM, HEALTH_CHECK
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trio_sidecar.config import TransportSettings
     from trio_sidecar.transport.client import MessageStream
     from trio_sidecar.transport.pool import Pool
-    from trio_sidecar.wire import GenerateRequest, GenerateResponse, HealthCheckResponseServingStatus
+    from trio_sidecar.wire import HealthCheckResponseServingStatus
     from trio_sidecar.wire.methods import Method
 
 __all__ = ["RemoteEngine", "open_remote"]
@@ -92,5 +93,6 @@ async def open_remote(
     """
     if bootstrap:
         settings = attrs.evolve(settings, grpc_connections=1)
+    prepare(GenerateRequest, GenerateResponse)
     async with open_pool(settings, bootstrap=bootstrap, peer=peer) as pool:
         yield RemoteEngine(pool)

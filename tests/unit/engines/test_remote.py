@@ -13,17 +13,20 @@ import grpc
 import pytest
 import trio
 
+from support.mock_engine import token_settings
 from trio_sidecar import wire
 from trio_sidecar.bridge import Host, run, run_aio
 from trio_sidecar.config import TransportSettings
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.engines.contract import RANK_METADATA_KEY, Engine
+from trio_sidecar.engines.mock import open_mock
 from trio_sidecar.engines.remote import RemoteEngine, open_remote
 from trio_sidecar.errors import ErrorKind, ProtocolError, RpcError, StatusCode
 from trio_sidecar.testing.fake_engine import finish, tokens
 from trio_sidecar.testing.peer import PeerStream, open_peer
 from trio_sidecar.transport.client import Client
 from trio_sidecar.transport.fastconnection import FastConnection
+from trio_sidecar.wire import codec
 from trio_sidecar.wire.codec import EncodeError, decode, encode
 from trio_sidecar.wire.methods import GENERATE_STREAM, GET_MODEL_INFO, GET_SERVER_INFO, HEALTH_CHECK
 
@@ -126,6 +129,18 @@ async def test_a_request_that_cannot_be_encoded(aio_loop: object) -> None:
         with pytest.raises(EncodeError, match="priority"):
             await run_aio(aio_main, engine)
         assert [] == peer.streams
+
+
+async def test_the_first_request_compiles_nothing(aio_loop: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The codec of the hot messages is ready when an engine is open, remote or mock."""
+    hot = {wire.GenerateRequest, wire.GenerateResponse}
+    async with open_peer(script_nothing) as peer:
+        for engine in (open_remote(settings(peer.port)), open_mock(token_settings())):
+            fresh = type(codec._functions)()
+            monkeypatch.setattr(codec, "_functions", fresh)
+            async with engine:
+                assert hot <= fresh.encoders.keys()
+                assert hot <= fresh.decoders.keys()
 
 
 async def script_nothing(stream: PeerStream) -> None:

@@ -129,7 +129,7 @@ async def test_a_client_that_does_not_read_cannot_hold_the_drain(aio_loop: async
 async def test_idle_connections_close_at_once(aio_loop: asyncio.AbstractEventLoop) -> None:
     """A kept connection without calls does not delay the end."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        with socket.create_connection((server.address.host, server.address.port)) as sock:
+        with socket.create_connection((server.tcp.host, server.tcp.port)) as sock:
             await trio.sleep(0.05)
             server.scope.cancel()
             with trio.fail_after(2):
@@ -160,7 +160,7 @@ async def test_all_addresses_of_a_name_share_a_port(aio_loop: asyncio.AbstractEv
 async def test_address_in_use(aio_loop: asyncio.AbstractEventLoop) -> None:
     """One clear error that names the address."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        with pytest.raises(InvalidConfig, match=f"--listen: 127.0.0.1:{server.address.port} is in use"):
+        with pytest.raises(InvalidConfig, match=f"--listen: 127.0.0.1:{server.tcp.port} is in use"):
             await bind(ServerSettings(listen=server.address))
 
 

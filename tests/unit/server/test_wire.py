@@ -90,7 +90,7 @@ class RawClient:
 
 async def connect(server: Serving) -> RawClient:
     """A raw client."""
-    client = RawClient(await trio.open_tcp_stream(server.address.host, server.address.port))
+    client = RawClient(await trio.open_tcp_stream(server.tcp.host, server.tcp.port))
     client.h2.initiate_connection()
     await client.flush()
     return client
@@ -200,7 +200,7 @@ async def test_unknown_frames_are_ignored(aio_loop: asyncio.AbstractEventLoop) -
 async def test_foreign_protocols_are_hung_up_on(aio_loop: asyncio.AbstractEventLoop, data: bytes) -> None:
     """Another protocol gets a GOAWAY and a closed connection, and nothing is left of it."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        stream = await trio.open_tcp_stream(server.address.host, server.address.port)
+        stream = await trio.open_tcp_stream(server.tcp.host, server.tcp.port)
         await stream.send_all(data)
         with trio.fail_after(5):
             while await stream.receive_some():
