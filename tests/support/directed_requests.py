@@ -350,6 +350,7 @@ LEGACY = [
     ),
     *(hydrating(f"return ids {value}", "R7.70", return_token_ids=value) for value in (True, False, None)),
     hydrating("logit bias", "R7.71", "R7.72", logit_bias={"42": 1.0}),
+    hydrating("null logit bias", "R7.71", logit_bias=None),
     hydrating("prefill ignores", "R7.72", skip_special_tokens=False, max_tokens=100),
     hydrating(
         "compatibility",

@@ -23,6 +23,7 @@ class Sight:
     ours: str
     rust: str
     when: tuple[str, ...] = ()
+    null: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
 
     def explains(self, difference: Difference, request: dict[str, Any], role: str) -> bool:
@@ -31,6 +32,7 @@ class Sight:
         return (
             all(re.fullmatch(pattern, text, re.DOTALL) for pattern, text in texts)
             and (not self.when or any(_dig(request, path) is not None for path in self.when))
+            and (not self.null or any(_is_null(request, path) for path in self.null))
             and (not self.roles or role in self.roles)
         )
 
@@ -75,7 +77,7 @@ def explanation(difference: Difference, request: dict[str, Any], role: str, devi
 
 
 def _tuples(seen: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {key: tuple(seen[key]) for key in ("when", "roles") if key in seen}
+    return {key: tuple(seen[key]) for key in ("when", "null", "roles") if key in seen}
 
 
 def _dig(value: Any, path: str) -> Any:
@@ -84,3 +86,9 @@ def _dig(value: Any, path: str) -> Any:
             return None
         value = value.get(name)
     return value
+
+
+def _is_null(request: dict[str, Any], path: str) -> bool:
+    """Whether a member is there, and is null."""
+    section, _, name = path.rpartition(".")
+    return name in (_dig(request, section) or {}) and _dig(request, path) is None
