@@ -17,7 +17,7 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "tests", "protos", "e2e", "conformance", "differential"]
+nox.options.sessions = ["lint", "types", "tests", "protos", "e2e", "conformance", "differential", "bench-gate"]
 
 ROOT = Path(__file__).parent
 CACHE = ROOT / ".cache"
@@ -34,7 +34,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM_RS_MEMBER = "vllm/vllm-rs"
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
 ETCD_VARIABLE = "TRIO_SIDECAR_ETCD"
-CODE = ["src", "tests", "tools", "noxfile.py"]
+CODE = ["src", "tests", "tools", "benchmarks", "noxfile.py"]
 
 
 def group(*names: str) -> list[str]:
@@ -146,6 +146,20 @@ def install_vllm(session: nox.Session) -> None:
     if "missing" in str(session.run("python", "-c", asked, silent=True)):
         session.run(*install, f"--extra-index-url={TORCH_CPU_INDEX}")
     done.write_text(pins)
+
+
+@nox.session(python=PYTHON, name="bench-gate")
+def bench_gate(session: nox.Session) -> None:
+    """Fail if the way from socket to chunk has become much slower, measured against the naive way on this machine."""
+    install_wheel(session)
+    session.run("python", "-m", "trio_sidecar_bench.gate")
+
+
+@nox.session(python=PYTHON)
+def bench(session: nox.Session) -> None:
+    """Measure this worker beside others; arguments go to ``trio-sidecar bench``, and there should be no other load."""
+    install_wheel(session, extra="dynamo,bench")
+    session.run("trio-sidecar", "bench", *session.posargs)
 
 
 def fetch_vllm_rs(session: nox.Session) -> Path:

@@ -14,14 +14,14 @@ import attrs
 
 from trio_sidecar_bench.contenders import CONTENDERS
 from trio_sidecar_bench.loads import LOADS, Load
-from trio_sidecar_bench.processes import Child, cpu_seconds, dynamo_environment, rss_kib
+from trio_sidecar_bench.processes import Child, dynamo_environment, rss_kib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trio_sidecar_bench.contenders import Contender
 
-__all__ = ["CONNECTIONS", "Stage", "measure_loads", "measure_memory", "measure_start_up"]
+__all__ = ["CONNECTIONS", "Stage", "machine", "measure_loads", "measure_memory", "measure_start_up"]
 
 CONNECTIONS = 8
 START_SECONDS = 60.0
@@ -208,15 +208,10 @@ def _held_rss(worker: Worker) -> int:
     return int(json.loads(stage.loadgen.ask(json.dumps(order)))["rss_kib"])
 
 
-def cpu_share(figures: dict[str, Any], process: str) -> float:
-    """Cores that a process used in a window."""
-    return float(figures["cpu"][process] / figures["seconds"])
-
-
 def machine() -> dict[str, Any]:
     """What a reader has to know about the machine."""
     model = ""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {"cpu": model, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "own_cpu": cpu_seconds(os.getpid())}
+    return {"cpu": model, "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}

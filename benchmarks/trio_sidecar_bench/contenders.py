@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trio_sidecar.engines.mock_facts import MOCK_MODEL_DIR
+from trio_sidecar.engines.mock_tokenizer import MOCK_MODEL_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

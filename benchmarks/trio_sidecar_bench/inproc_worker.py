@@ -1,4 +1,4 @@
-"""A worker with the mock engine in its own process: ``python -m trio_sidecar_bench.inproc_worker NAMESPACE {trio,asyncio}``.
+"""A worker with the mock engine in it: ``python -m trio_sidecar_bench.inproc_worker NAMESPACE {trio,asyncio}``.
 
 ``trio`` is our worker; ``asyncio`` is the least that serves the same engine: conversion, and a loop over its answers.
 """
@@ -57,7 +57,7 @@ class PlainEngine(EngineObject):
                     if context.is_stopped():
                         return
                     if chunk is not None:
-                        yield chunk
+                        yield chunk  # noqa: ASYNC119 - the runtime takes every chunk, or the process ends
 
 
 def open_engine(*, bootstrap: bool) -> AbstractAsyncContextManager[MockEngine]:  # noqa: ARG001

@@ -19,7 +19,7 @@ from dynamo.runtime import Context, DistributedRuntime
 
 from trio_sidecar_bench.loads import Load
 from trio_sidecar_bench.processes import cpu_seconds, rss_kib
-from trio_sidecar_bench.stamps import age, now_us
+from trio_sidecar_bench.stamps import age, between, now_us
 
 END_SECONDS = 10.0
 MAX_SAMPLES = 50_000
@@ -71,10 +71,13 @@ class Window:
                 context.stop_generating()
         return _summary(figures, elapsed, cpu) | {"rss_kib": rss}
 
+    def _is_over(self) -> bool:
+        return self._stopping
+
     async def _lane(self) -> None:
         load = self._load
         tokens = random.randint(1, load.tokens) if load.rate and not load.cancels else load.tokens  # noqa: S311
-        while not self._stopping:
+        while not self._is_over():
             request = self._request | {"stop_conditions": {"max_tokens": tokens, "ignore_eos": True}}
             tokens = load.tokens
             context = Context()
@@ -85,7 +88,7 @@ class Window:
                     await self._read(request, context, limit)
                 self.figures.ended += 1
             except Exception as error:  # noqa: BLE001 - the binding raises bare exceptions
-                if self._stopping:
+                if self._is_over():
                     break
                 self.figures.errors += 1
                 self.figures.first_error = self.figures.first_error or f"{type(error).__name__}: {error}"
@@ -109,7 +112,7 @@ class Window:
                 if self._load.cancels:
                     context.stop_generating()
             else:
-                figures.gap_added.append(at - last_at - age(last_token, ids[0]))
+                figures.gap_added.append(at - last_at - between(last_token, ids[0]))
             figures.delay.append(age(ids[0], at))
             last_at, last_token = at, ids[-1]
             if self._stopping and limit.when() is None:

@@ -74,6 +74,7 @@ LOADS = {
         _paced(256, 50),
         _paced(64, 50, lockstep=True),
         Load(name="short", streams=16, tokens=4),
+        Load(name="one", streams=1, tokens=4),
         Load(name="prompt-8k", streams=4, tokens=4, prompt_tokens=8_000),
         Load(name="prompt-100k", streams=2, tokens=4, prompt_tokens=100_000),
         Load(name="logprobs-5", streams=16, tokens=200, rate=20, candidates=5),

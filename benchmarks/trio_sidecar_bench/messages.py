@@ -98,7 +98,9 @@ def _framed(message: wire.GenerateResponse) -> bytes:
 def _output(token_id: int, candidates: int | None) -> wire.SequenceOutput:
     output = wire.SequenceOutput(text=TEXT, num_tokens=1, token_ids=[token_id])
     if candidates is not None:
-        others = [wire.CandidateTokenInfoTokenInfo(id=1000 + n, logprob=-1.5 - n, rank=n + 2) for n in range(candidates)]
+        others = [
+            wire.CandidateTokenInfoTokenInfo(id=1000 + n, logprob=-1.5 - n, rank=n + 2) for n in range(candidates)
+        ]
         output.logprobs = [-0.25]
         output.ranks = [1]
         output.candidate_tokens = [wire.CandidateTokenInfo(tokens=others)]

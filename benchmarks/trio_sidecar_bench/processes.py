@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Child", "cpu_seconds", "dynamo_environment", "rss_kib"]
+__all__ = ["Child", "ChildFailed", "cpu_seconds", "dynamo_environment", "rss_kib"]
 
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -80,7 +80,8 @@ class Child:
     def failed(self, what: str) -> ChildFailed:
         """The error that says what it did not do."""
         tail = self.log_path.read_text(errors="replace")[-TAIL_CHARACTERS:]
-        return ChildFailed(f"{self.name} {what} (exit code {self._process.poll()})\n--- {self.log_path}\n{tail}")
+        reason = f"{self.name} {what} (exit code {self._process.poll()})\n--- {self.log_path}\n{tail}"
+        return ChildFailed(reason)
 
     def wait_until(self, condition: Callable[[], bool], what: str, *, seconds: float) -> float:
         """Poll until the condition holds.
@@ -94,7 +95,8 @@ class Child:
         limit = time.monotonic() + seconds
         while not condition():
             if self._process.poll() is not None or time.monotonic() > limit:
-                raise self.failed(f"did not get to this point: {what}")
+                missing = f"did not get to this point: {what}"
+                raise self.failed(missing)
             time.sleep(POLL_SECONDS)
         return time.monotonic() - self.started_at
 
@@ -103,7 +105,8 @@ class Child:
         assert self._process.stdout is not None  # noqa: S101 - piped
         line = self._process.stdout.readline()
         if not line:
-            raise self.failed("ended")
+            what = "ended"
+            raise self.failed(what)
         return line
 
     def ask(self, line: str) -> str:

@@ -1,7 +1,7 @@
-"""A gRPC server that is never the bottleneck: HTTP/2 by hand, answers encoded in advance, one write per connection and turn.
+"""A gRPC server that is never the bottleneck: HTTP/2 by hand, answers encoded in advance, few and large writes.
 
-``python -m trio_sidecar_bench.server`` prints the port that it listens on, then answers every line on its standard input
-with a line of JSON: what it has sent, and how late.
+``python -m trio_sidecar_bench.server`` prints the port that it listens on, then answers every line on its standard
+input with a line of JSON: what it has sent, and how late.
 
 It knows ``GenerateStream``, the calls that a worker makes as it starts, and no more HTTP/2 than gRPC clients use. The
 pace of a stream is the request's seed; see :class:`~trio_sidecar_bench.messages.Ask`.
@@ -376,9 +376,9 @@ class Connection(asyncio.Protocol):
             self._streams[stream_id] = Stream(self, stream_id, self._initial_window)
         self._header_block += payload
         if flags & END_HEADERS:
-            headers = dict(self._hpack.decode(self._header_block))
+            headers: dict[str, str] = {str(name): str(value) for name, value in self._hpack.decode(self._header_block)}
             self._header_block = b""
-            self._streams[stream_id].path = str(headers[":path"])
+            self._streams[stream_id].path = headers[":path"]
 
     def _take_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         if payload:
@@ -410,7 +410,7 @@ class Connection(asyncio.Protocol):
 async def start_up_replies() -> dict[str, bytes]:
     """What workers ask as they start, as the mock engine answers it."""
     engine = MockEngine(MockFacts.resolve(MockSettings(served_model_name=MODEL, max_model_len=1 << 20)))
-    calls = (
+    calls: tuple[tuple[methods.Method[Any, Any], Any], ...] = (
         (methods.GET_SERVER_INFO, wire.GetServerInfoRequest()),
         (methods.GET_MODEL_INFO, wire.GetModelInfoRequest()),
         (methods.GET_KV_EVENT_SOURCES, wire.GetKvEventSourcesRequest()),

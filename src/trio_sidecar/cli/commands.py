@@ -104,6 +104,14 @@ def rust_worker(arguments: Sequence[str]) -> int:
     return run_rust_worker(arguments)
 
 
+def bench(arguments: Sequence[str]) -> int:
+    """Measure this worker beside the Rust sidecar and others, on this machine, with the same loads, in turn."""
+    need_dynamo("this command")
+    from trio_sidecar_bench.cli import main  # noqa: PLC0415
+
+    return main(arguments)
+
+
 def _engine_args(flags: Flags) -> dict[str, object]:
     text = flags.get(ENGINE_ARGS_FLAG)
     return parse_engine_args(text) if isinstance(text, str) else {}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEBUG_FLAG = "--debug"
 RUST_COMMAND = "worker-rust"
+BENCH_COMMAND = "bench"
 NO_COMMAND = "name a command"
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = sys.argv[1:] if argv is None else list(argv)
         if given[:1] == [RUST_COMMAND]:  # for `up`; its arguments are the Rust tool's own, so it is not listed
             return commands.rust_worker(given[1:])
+        if given[:1] == [BENCH_COMMAND]:  # its arguments are parsed where they mean something
+            return commands.bench(given[1:])
         arguments, name = _parse(given)
         if arguments is None:
             return EXIT_OK
@@ -126,6 +129,8 @@ def build_parser() -> Parser:
     frontend = added.add_parser("frontend", help="Dynamo's HTTP front end", description=commands.frontend.__doc__)
     add_options(frontend, FrontendSettings, HostSettings, LogSettings)
     frontend.set_defaults(run=commands.frontend, parser=frontend)
+
+    added.add_parser(BENCH_COMMAND, help="measure this worker beside others", description=commands.bench.__doc__)
     return parser
 
 
