@@ -43,7 +43,8 @@ def check_zero_disables(sampling: Section) -> None:
     """Refuse values that switch a filter off (R7.4): the protocol cannot tell "disabled" from "default"."""
     top_k = sampling.int32("top_k")
     if top_k in _DISABLED_TOP_K:
-        reason = f"top_k must be at least 1, got {top_k}: vLLM gRPC cannot switch it off for one request"
+        # The front end turns a client's 0 into -1, so the message names both.
+        reason = f"top_k must be at least 1, got {top_k}: vLLM gRPC cannot switch it off (0 or -1) for one request"
         raise InvalidRequest(reason)
     if sampling.float32("min_p") == 0.0:
         reason = "min_p must be above 0, got 0: vLLM gRPC cannot switch it off for one request"

@@ -23,10 +23,13 @@ def check_unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool =
     Token mode follows Dynamo's mocker, which ignores the decoding parameters and has no use for cache controls.
 
     Raises:
-        RpcError: UNIMPLEMENTED, or INVALID_ARGUMENT for the cache controls in token mode.
+        RpcError: UNIMPLEMENTED for a LoRA name (spec 16.3); INVALID_ARGUMENT for the rest, so that whoever asked for it
+            gets an answer that names the field, not an internal error.
     """
-    for field in _unsupported(request, text_mode=text_mode, lora=lora):
-        raise RpcError(StatusCode.UNIMPLEMENTED, f"{field} is not supported by the mock engine")
+    if request.lora_name and not lora:
+        raise RpcError(StatusCode.UNIMPLEMENTED, "lora_name is not supported by the mock engine")
+    for field in _unsupported(request, text_mode=text_mode):
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"{field} is not supported by the mock engine")
     kv = request.kv
     if kv is None:
         return
@@ -41,9 +44,7 @@ def check_unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool =
         raise RpcError(StatusCode.INVALID_ARGUMENT, reason)
 
 
-def _unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool) -> Iterator[str]:
-    if request.lora_name and not lora:
-        yield "lora_name"
+def _unsupported(request: GenerateRequest, *, text_mode: bool) -> Iterator[str]:
     if request.media:
         yield "media"
     if request.kv is not None and request.kv.ec_transfer_params is not None:

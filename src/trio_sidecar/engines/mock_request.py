@@ -1,8 +1,8 @@
 """What the mock engine accepts: checks of a request, in the order of vLLM's server, and what is left to do after them.
 
 Two tables apply. In token mode it is that of Dynamo's mocker (spec 16.3). In text mode it is that of vLLM's own server,
-and what a mock cannot honour is refused as UNIMPLEMENTED rather than ignored. Sampling parameters are checked and have
-no further effect: nothing is sampled.
+and what a mock cannot honour is refused rather than ignored. Sampling parameters are checked and have no further
+effect: nothing is sampled.
 """
 
 from __future__ import annotations
