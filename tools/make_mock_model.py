@@ -10,10 +10,11 @@ depends on nothing but that list: the same list gives the same files.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -83,22 +84,31 @@ def corpus(words: list[str]) -> dict[str, int]:
 def train(pieces: dict[str, int], alphabet: list[str]) -> list[tuple[str, str]]:
     """The merges, most valuable first, until every piece of two characters and more is one token."""
     spelled = {text: [alphabet[byte] for byte in text.encode()] for text in pieces}
+    pairs: Counter[tuple[str, str]] = Counter()
+    found_in: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+
+    def count(text: str, weight: int) -> None:
+        for pair in itertools.pairwise(spelled[text]):
+            pairs[pair] += weight
+            found_in[pair].add(text)
+            if not pairs[pair]:
+                del pairs[pair]
+
+    for text, weight in pieces.items():
+        count(text, weight)
     merges: list[tuple[str, str]] = []
-    while True:
-        pairs: Counter[tuple[str, str]] = Counter()
-        for text, parts in spelled.items():
-            for pair in itertools.pairwise(parts):
-                pairs[pair] += pieces[text]
-        if not pairs:
-            return merges
-        # A few merges per count are much faster than one, and still deterministic.
+    while pairs:
+        # A few merges per choice are much faster than one, and still deterministic.
         used: set[str] = set()
-        for pair, _ in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:8]:
+        for pair, _ in heapq.nsmallest(8, pairs.items(), key=lambda item: (-item[1], item[0])):
             if used.isdisjoint(pair):
                 used.update((*pair, pair[0] + pair[1]))
                 merges.append(pair)
-                for parts in spelled.values():
-                    apply_merge(parts, pair)
+                for text in found_in.pop(pair, ()):
+                    count(text, -pieces[text])
+                    apply_merge(spelled[text], pair)
+                    count(text, pieces[text])
+    return merges
 
 
 def apply_merge(parts: list[str], pair: tuple[str, str]) -> None:

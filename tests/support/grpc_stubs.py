@@ -44,11 +44,17 @@ class Stubs:
 
 
 @functools.cache
-def stubs() -> Stubs:
-    """The contract, compiled by protoc."""
+def descriptors() -> bytes:
+    """The contract, compiled by protoc, once per test run."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "contract.binpb"
         command = [sys.executable, "-W", "ignore", "-m", "grpc_tools.protoc", f"-I{PROTOS}", "--include_imports"]
         sources = map(str, sorted(PROTOS.rglob("*.proto")))
         subprocess.run([*command, f"--descriptor_set_out={target}", *sources], check=True, timeout=60)
-        return Stubs(target.read_bytes())
+        return target.read_bytes()
+
+
+@functools.cache
+def stubs() -> Stubs:
+    """Classes and calls of the contract."""
+    return Stubs(descriptors())

@@ -86,7 +86,11 @@ class WorkerLife:
             reason = "the worker was already started"
             raise EngineShutdown(reason)
         self._start_called = True
-        return await aio_run_trio(self.nursery, self.nursery.start, self._hold)
+        try:
+            return await aio_run_trio(self.nursery, self.nursery.start, self._hold)
+        except RuntimeError:
+            self._closed.set()  # where the nursery has gone, no task began that would say so at its end
+            raise
 
     async def aio_stop(self) -> None:
         """Drain the requests and close the engine; returns when that is done, at once if nothing was started."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from support.grpc_stubs import descriptors
 from trio_sidecar.wire._generated.message_pool import default_message_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-PROTOS = Path(__file__).parents[3] / "protos"
 
 
 @attrs.frozen
@@ -33,13 +29,9 @@ class Contract:
 
 
 @pytest.fixture(scope="session")
-def contract(tmp_path_factory: pytest.TempPathFactory) -> Contract:
+def contract() -> Contract:
     """The contract, compiled by protoc."""
-    target = tmp_path_factory.mktemp("descriptors") / "contract.binpb"
-    sources = sorted(PROTOS.rglob("*.proto"))
-    command = [sys.executable, "-W", "ignore", "-m", "grpc_tools.protoc", f"-I{PROTOS}", "--include_imports"]
-    subprocess.run([*command, f"--descriptor_set_out={target}", *map(str, sources)], check=True, timeout=60)
-    files = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.Add(file)
