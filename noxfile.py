@@ -133,6 +133,15 @@ def vllm(session: nox.Session) -> None:
     run_pytest(session, "tests/vllm")
 
 
+@nox.session(python=PYTHON, venv_location=".nox/vllm")
+def parity(session: nox.Session) -> None:
+    """Compare our server over vLLM with vllm-rs over the same vLLM, in the environment of ``nox -s vllm``."""
+    install_vllm(session)
+    install_wheel(session, *group("test"), extra="dynamo")
+    binary = os.environ.get(VLLM_RS_VARIABLE) or str(fetch_vllm_rs(session))
+    run_pytest(session, "tests/parity", **{VLLM_RS_VARIABLE: binary})
+
+
 def install_vllm(session: nox.Session) -> None:
     """Install the CPU build of vLLM into the session's environment, unless it is there already."""
     pins = (ROOT / VLLM_PINS).read_text()

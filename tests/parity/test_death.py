@@ -17,27 +17,37 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ends_servers]
 
 LONG = {"max_new_tokens": 200, "ignore_eos": True}
-END_SECONDS = 30
+END_SECONDS = 90
+"""Interpreters with torch in them take seconds to end, many on a busy machine."""
+
+
+def news(watch: Any) -> int | str:
+    """What a health watch says next, or how it ends."""
+    try:
+        return int(next(watch).status)
+    except grpc.RpcError as error:
+        return refusal(error).code
 
 
 def test_the_engine_dies(plain: Pair, plain_running: tuple[Running, Running]) -> None:
     """Streams fail at once, a watch hears of it, and the process ends with a failure."""
-    codes = {}
+    ends: dict[str, tuple[str, int | str]] = {}
     for server, running in zip(plain, plain_running, strict=True):
         watch = server.watch("vllm.Inference")
-        assert 1 == next(watch).status
+        assert 1 == news(watch)
         stream: Any = server.open(request("Hello", stopping=LONG))
         for _ in range(3):
             next(stream)
         running.kill_engine()
         with pytest.raises(grpc.RpcError) as caught:
             list(stream)
-        codes[server.name] = refusal(caught.value).code
-        assert 2 == next(watch).status
+        ends[server.name] = (refusal(caught.value).code, news(watch))
         assert 0 != running.process.wait(seconds=END_SECONDS)
     deviation("engine-death-status")
-    assert "INTERNAL" == codes["ours"]
-    assert codes["vllm-rs"] in {"INTERNAL", "UNAVAILABLE"}
+    assert ("INTERNAL", 2) == ends["ours"]
+    stream_end, health = ends["vllm-rs"]
+    assert stream_end in {"INTERNAL", "UNAVAILABLE"}
+    assert health in {2, "UNAVAILABLE", "OK"}
 
 
 def test_shutdown(both: Pair, running: tuple[Running, Running]) -> None:

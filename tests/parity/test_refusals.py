@@ -52,7 +52,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "least above the model's most": (BAD, {
         "stopping": {"min_new_tokens": vllm_model.DEFAULTS["max_new_tokens"] + 1}
     }),
-    "least above the context": (BAD, {"stopping": {"max_new_tokens": 2 * CONTEXT_LENGTH, "min_new_tokens": CONTEXT_LENGTH}}),
+    "least above the context": (BAD, {
+        "stopping": {"max_new_tokens": 2 * CONTEXT_LENGTH, "min_new_tokens": CONTEXT_LENGTH}
+    }),
     "thinking budget": (BAD, {"stopping": {"thinking_token_budget": -2}}),
     "empty stop string": (BAD, {"stopping": {"stop_strings": ["x", ""]}}),
     "stop token": (BAD, {"stopping": {"stop_token_ids": [BEYOND]}}),
