@@ -34,6 +34,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM_RS_MEMBER = "vllm/vllm-rs"
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
 ETCD_VARIABLE = "TRIO_SIDECAR_ETCD"
+PARITY = "tests/parity"
 CODE = ["src", "tests", "tools", "benchmarks", "noxfile.py"]
 
 
@@ -130,16 +131,18 @@ def vllm(session: nox.Session) -> None:
     """Run the tests over a real vLLM on the CPU; the first run installs it, about 2 GB."""
     install_vllm(session)
     install_wheel(session, *group("test"), extra="dynamo")
-    run_pytest(session, "tests/vllm")
+    if not any(argument.startswith(PARITY) for argument in session.posargs):
+        run_pytest(session, "tests/vllm")
+        return
+    binary = os.environ.get(VLLM_RS_VARIABLE) or str(fetch_vllm_rs(session))
+    run_pytest(session, **{VLLM_RS_VARIABLE: binary})
 
 
-@nox.session(python=PYTHON, venv_location=".nox/vllm")
+@nox.session(python=False)
 def parity(session: nox.Session) -> None:
     """Compare our server over vLLM with vllm-rs over the same vLLM, in the environment of ``nox -s vllm``."""
-    install_vllm(session)
-    install_wheel(session, *group("test"), extra="dynamo")
-    binary = os.environ.get(VLLM_RS_VARIABLE) or str(fetch_vllm_rs(session))
-    run_pytest(session, "tests/parity", **{VLLM_RS_VARIABLE: binary})
+    where = [] if any(argument.startswith(PARITY) for argument in session.posargs) else [PARITY]
+    session.run(sys.executable, "-m", "nox", "--session", "vllm", "--", *where, *session.posargs, external=True)
 
 
 def install_vllm(session: nox.Session) -> None:
