@@ -23,10 +23,13 @@ MAX_UNIX_PATH_BYTES = 107
 """The longest path that Linux takes for a socket."""
 
 UNIX_SCHEME = "unix://"
+UNIX_FORM = "a Unix socket is written as unix:///PATH, with the absolute path of the socket"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 NEEDS_TLS = "TLS endpoints (https://, grpcs://) need --grpc-tls; without TLS use http://, grpc:// or HOST:PORT"
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _MAX_HOST_CHARS = 253
+MAX_SHOWN = 60
+"""How much of a wrong text a message repeats, in characters."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -64,10 +67,12 @@ class GrpcEndpoint:
         authority, tail = _split_authority(rest)
         if "@" in authority:
             raise InvalidConfig(argument, "must not include user information")
+        if authority == "unix:":
+            raise InvalidConfig(argument, UNIX_FORM)
         if tail not in ("", "/"):
-            raise InvalidConfig(
-                argument, "must contain only a plaintext scheme and authority: no path, query or fragment"
-            )
+            shown = f"{trimmed.removesuffix(tail)}…"  # what follows the authority may be a secret
+            reason = f"{shown!r} must contain only a plaintext scheme and authority: no path, query or fragment"
+            raise InvalidConfig(argument, reason)
         host, port = _host_and_port(authority, argument)
         return cls(host=host, port=_DEFAULT_PORTS["https" if tls else "http"] if port is None else port, tls=tls)
 
@@ -126,9 +131,7 @@ class UnixAddress:
         """
         path = text.strip().removeprefix(UNIX_SCHEME)
         if not path.startswith("/") or path.endswith("/") or "\0" in path:
-            raise InvalidConfig(
-                argument, "a Unix socket is written as unix:///PATH, with the absolute path of the socket"
-            )
+            raise InvalidConfig(argument, UNIX_FORM)
         if (size := len(os.fsencode(path))) > MAX_UNIX_PATH_BYTES:
             raise InvalidConfig(
                 argument, f"the path of the Unix socket has {size} bytes; at most {MAX_UNIX_PATH_BYTES} are allowed"
@@ -297,21 +300,22 @@ def _host_and_port(authority: str, argument: str, *, lowest: int = 1) -> tuple[s
         inside, bracket, after = authority[1:].partition("]")
         if not bracket or (after and not after.startswith(":")):
             _refuse(argument, authority, "write an IPv6 address as [ADDRESS]:PORT")
-        return _ipv6(inside, argument), _port(after, argument, lowest)
+        return _ipv6(inside, argument), _port(after, f"[{inside}]", argument, lowest)
     if authority.count(":") > 1:
         _refuse(argument, authority, "write an IPv6 address in brackets, [ADDRESS]:PORT")
     host, colon, port = authority.partition(":")
     if not host:
-        raise InvalidConfig(argument, "names no host; write HOST:PORT")
-    return _name_or_ipv4(host, argument), _port(colon + port, argument, lowest)
+        raise InvalidConfig(argument, f"{authority!r} names no host; write HOST:PORT")
+    return _name_or_ipv4(host, argument), _port(colon + port, host, argument, lowest)
 
 
-def _port(text: str, argument: str, lowest: int) -> int | None:
+def _port(text: str, host: str, argument: str, lowest: int) -> int | None:
     if not text:
         return None
     digits = text[1:]
     if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_PORT))):
-        raise InvalidConfig(argument, f"port {digits!r} is not a number from {lowest} to {MAX_PORT}")
+        shown = digits if len(digits) <= MAX_SHOWN else f"{digits[:MAX_SHOWN]}…"
+        raise InvalidConfig(argument, f"port {shown!r} of {host!r} is not a number from {lowest} to {MAX_PORT}")
     return check_port(int(digits), argument, lowest=lowest)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -44,6 +45,7 @@ class Option:
             number or choice is more likely a mistake than a wish.
         check: Checks a value that came from anywhere; gets the value and the source's name; raises InvalidConfig.
         show: Writes a default as one would type it, where ``str`` does not.
+        absent: What Dynamo takes where we pass nothing on; shown as the default.
     """
 
     flag: str | None
@@ -56,6 +58,7 @@ class Option:
     empty_is_unset: bool = False
     check: Callable[[Any, str], None] | None = None
     show: Callable[[Any], str] | None = None
+    absent: str = ""
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -151,17 +154,28 @@ def _from_outside(option: Option, flags: Mapping[str, str | bool], environ: Mapp
 
 def _checked(option: Option, text: str, source: str) -> object:
     """The value; checked here too, so that a message names the variable if the value came from there."""
+    if option.metavar != "PATH":  # file names may be any bytes, texts go into messages
+        _check_decoded(text, source)
     value = option.parse(text, source)
     if option.check is not None:
         option.check(value, source)
     return value
 
 
+def _check_decoded(text: str, source: str) -> None:
+    """Refuse bytes that Python could not decode and smuggled in, before they fail somewhere as a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        raise InvalidConfig(source, f"is not text in this locale's encoding, {encoding}") from None
+
+
 def show_default(source: OptionSource) -> str:
     """A default as one would write it; empty where there is none."""
     value = source.default
     if source.required or value is None or value == "":
-        return ""
+        return source.option.absent
     if isinstance(value, bool) and source.option.choices == ("on", "off"):
         return "on" if value else "off"
     if isinstance(value, bool):

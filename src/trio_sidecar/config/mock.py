@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_COUNT = 2**31 - 1
+_JSON_NAMES = {
+    list: "an array",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
 _FIXED_ENGINE_ARGS: dict[str, object] = {"engine_type": "vllm", "dp_size": 1, "worker_type": "aggregated"}
 
 
@@ -59,9 +68,8 @@ def _check_mode(value: object, source: str) -> None:
 
 
 def _check_above_zero(value: float, source: str) -> None:
-    check_at_least_zero(value, source)
-    if value == 0:
-        raise InvalidConfig(source, "0 is not allowed; use a number greater than 0")
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidConfig(source, f"{value:g} is not allowed; use a number greater than 0")
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -260,14 +268,14 @@ def parse_engine_args(text: str, source: str = "--extra-engine-args") -> dict[st
 
 
 def _load_object(text: str, source: str) -> dict[str, Any]:
-    inline = text.lstrip().startswith("{")
+    inline = text.lstrip()[:1] in ("{", "[", '"')  # the last two are JSON of the wrong kind rather than a path
     try:
         loaded = json.loads(text if inline else Path(text).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidConfig(source, f"cannot read {text!r}: {error.strerror or error}") from error
+        raise InvalidConfig(source, f"cannot read the file {text!r}: {error.strerror or error}") from error
     except ValueError as error:
         where = "the inline JSON" if inline else repr(text)
         raise InvalidConfig(source, f"{where} is not valid JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise InvalidConfig(source, f"must hold a JSON object, not {type(loaded).__name__}")
+        raise InvalidConfig(source, f"must hold a JSON object, not {_JSON_NAMES[type(loaded)]}")
     return loaded

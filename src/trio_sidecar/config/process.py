@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import ipaddress
 import re
 
 import attrs
@@ -83,6 +84,29 @@ class HostSettings:
         ),
         default=HostKind.UVLOOP,
     )
+
+
+def _parse_http_host(text: str, source: str) -> str:
+    """An IP address, because that is what Dynamo's HTTP service takes; ``localhost`` stands for 127.0.0.1."""
+    host = text.strip()
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        return str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        allowed = "an IP address such as 127.0.0.1, 0.0.0.0 or ::1, or localhost"
+        reason = f"{text[:60]!r} is not allowed; use {allowed}" if host else f"must not be empty; use {allowed}"
+        raise InvalidConfig(source, reason) from None
+
+
+def _check_http_host(value: str, source: str) -> None:
+    check_not_empty(value, source)
+    _parse_http_host(value, source)
+
+
+def _check_question(value: str | None, source: str) -> None:
+    if value is not None:
+        check_not_empty(value, source)
 
 
 def _check_drain(value: float, source: str) -> None:
@@ -186,11 +210,12 @@ class FrontendSettings:
         Option(
             flag="--http-host",
             env="DYN_HTTP_HOST",
-            parse=parse_text,
-            metavar="HOST",
-            help="Address that the HTTP service listens on.",
+            parse=_parse_http_host,
+            metavar="ADDRESS",
+            help="IP address that the HTTP service listens on, or localhost.",
         ),
         default="127.0.0.1",
+        check=_check_http_host,
     )
     http_port: int = setting(
         Option(
@@ -228,9 +253,15 @@ class UpSettings:
     """
 
     http_host: str = setting(
-        Option(flag="--http-host", env=None, parse=parse_text, metavar="HOST", help="Address of the HTTP service."),
+        Option(
+            flag="--http-host",
+            env=None,
+            parse=_parse_http_host,
+            metavar="ADDRESS",
+            help="IP address of the HTTP service, or localhost.",
+        ),
         default="127.0.0.1",
-        check=check_not_empty,
+        check=_check_http_host,
     )
     http_port: int | None = setting(
         Option(
@@ -256,6 +287,7 @@ class UpSettings:
             help="Put one question, stream the answer to stdout, and end.",
         ),
         default=None,
+        check=_check_question,
     )
     startup_secs: float = setting(
         Option(

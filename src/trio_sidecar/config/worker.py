@@ -7,6 +7,7 @@ Every flag and variable that the Rust sidecar has means the same here; ``--coale
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -35,6 +36,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ENDPOINT_FLAG = "--grpc-endpoint"
+ENDPOINT_TYPES = (
+    "chat",
+    "completions",
+    "embedding",
+    "embeddings",
+    "image",
+    "images",
+    "audio",
+    "audios",
+    "video",
+    "videos",
+    "tensor",
+)
+"""What Dynamo 1.6 takes, in any case of letters."""
+
 MAX_CONNECTIONS = 65535
 MAX_U32 = 2**32 - 1
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -164,12 +180,12 @@ def _text(flag: str, env: str, default: str, text: str, converter: object = None
     return setting(option, default=default, check=check_not_empty, converter=converter)  # type: ignore[no-any-return]
 
 
-def _optional_text(flag: str, env: str, text: str, metavar: str = "NAME") -> str | None:
-    option = Option(flag=flag, env=env, parse=parse_text, help=text, metavar=metavar, empty_is_unset=True)
+def _optional_text(flag: str, env: str, text: str) -> str | None:
+    option = Option(flag=flag, env=env, parse=parse_text, help=text, metavar="NAME", empty_is_unset=True)
     return setting(option, default=None, converter=none_if_empty)  # type: ignore[no-any-return]
 
 
-def _plane(flag: str, env: str, choices: tuple[str, ...], text: str) -> str | None:
+def _plane(flag: str, env: str, choices: tuple[str, ...], text: str, absent: str = "") -> str | None:
     known = {choice: choice for choice in choices}
 
     def parse(value: str, source: str) -> str:
@@ -179,14 +195,29 @@ def _plane(flag: str, env: str, choices: tuple[str, ...], text: str) -> str | No
         if value is not None:
             parse(str(value), source)
 
-    option = Option(flag=flag, env=env, parse=parse, choices=choices, help=text)
+    option = Option(flag=flag, env=env, parse=parse, choices=choices, help=text, absent=absent)
     return setting(option, default=None, check=check)  # type: ignore[no-any-return]
 
 
 def _endpoint_types(text: str, source: str) -> tuple[str, ...]:
-    types = tuple(part.strip() for part in text.split(","))
+    types = tuple(part.strip().lower() for part in text.split(","))
     _check_endpoint_types(types, source)
+    unknown = [part for part in types if part not in ENDPOINT_TYPES]
+    if unknown:
+        raise InvalidConfig(source, f"{unknown[0][:60]!r} is not allowed; use {', '.join(ENDPOINT_TYPES)}")
     return types
+
+
+def _template(text: str, source: str) -> str:
+    """A file that is there; Dynamo would look for it only when the engine is up."""
+    if text:
+        try:
+            with Path(text).open("rb"):
+                pass
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidConfig(source, f"cannot read {text!r}: {reason}") from error
+    return text
 
 
 def _check_endpoint_types(value: object, source: str) -> None:
@@ -259,16 +290,22 @@ class WorkerSettings:
             env="DYN_ENDPOINT_TYPES",
             parse=_endpoint_types,
             metavar="TYPES",
-            help="Comma-separated endpoint types, such as chat, completions.",
+            help="Comma-separated endpoint types that Dynamo knows, such as chat, completions, embeddings.",
         ),
         default=("chat", "completions"),
         check=_check_endpoint_types,
     )
-    custom_jinja_template: str | None = _optional_text(
-        "--custom-jinja-template",
-        "DYN_CUSTOM_JINJA_TEMPLATE",
-        "Path of a Jinja chat template to use instead of the model's own.",
-        "PATH",
+    custom_jinja_template: str | None = setting(
+        Option(
+            flag="--custom-jinja-template",
+            env="DYN_CUSTOM_JINJA_TEMPLATE",
+            parse=_template,
+            metavar="PATH",
+            help="Jinja chat template to use instead of the model's own.",
+            empty_is_unset=True,
+        ),
+        default=None,
+        converter=none_if_empty,
     )
     dyn_tool_call_parser: str | None = _optional_text(
         "--dyn-tool-call-parser",
@@ -333,14 +370,21 @@ class WorkerSettings:
         "DYN_LORA_HOTSWAP_ENABLED", "Replace resident adapters; refused, because the engine contract cannot."
     )
     discovery_backend: str | None = _plane(
-        "--discovery-backend", "DYN_DISCOVERY_BACKEND", ("kubernetes", "etcd", "file", "mem"), "Discovery backend."
+        "--discovery-backend",
+        "DYN_DISCOVERY_BACKEND",
+        ("kubernetes", "etcd", "file", "mem"),
+        "How workers and front ends find each other: in the cluster, etcd, a directory (DYN_FILE_KV), or one process.",
+        "etcd",
     )
-    request_plane: str | None = _plane("--request-plane", "DYN_REQUEST_PLANE", ("tcp", "nats"), "Request transport.")
+    request_plane: str | None = _plane(
+        "--request-plane", "DYN_REQUEST_PLANE", ("tcp", "nats"), "Request transport.", "tcp"
+    )
     response_plane: str | None = _plane(
         "--response-plane",
         "DYN_RESPONSE_PLANE",
         ("tcp", "quic"),
         "Response transport; the same on front end and workers.",
+        "tcp",
     )
     event_plane: str | None = _plane("--event-plane", "DYN_EVENT_PLANE", ("nats", "zmq"), "Event transport.")
     coalesce: bool = setting(

@@ -41,6 +41,7 @@ def test_defaults() -> None:
         ({"ttft_ms": "-1"}, "--ttft-ms: -1.0 is not allowed; use a number of at least 0"),
         ({"itl_ms": "inf"}, "--itl-ms: 'inf' is not a finite number"),
         ({"speedup_ratio": "0"}, "--speedup-ratio: 0 is not allowed; use a number greater than 0"),
+        ({"speedup_ratio": "-1"}, "--speedup-ratio: -1 is not allowed; use a number greater than 0"),
         ({"reply": "poem"}, "--reply: 'poem' is not allowed; use text, tokens"),
         ({"num_gpu_blocks": "0"}, "--num-gpu-blocks: 0 is not allowed"),
         ({"seed": "9223372036854775808"}, "--seed"),
@@ -94,13 +95,14 @@ def test_flags_win_over_engine_args() -> None:
         ('{"num_gpu_blocks": 0}', "num_gpu_blocks: 0 is not allowed"),
         ('{"block_size": 1.5}', "block_size: 1.5 is not a whole number"),
         ('{"block_size": true}', "block_size: True is not a whole number"),
+        ("[]", "must hold a JSON object, not an array"),
         ('{"speedup_ratio": "fast"}', "speedup_ratio: 'fast' is not a number"),
         ('{"enable_prefix_caching": 1}', "enable_prefix_caching: 1 is not allowed; use true or false"),
         ('{"blocksize": 1}', "member 'blocksize' is unknown; allowed are block_size"),
         ('{"engine": 1}', "member 'engine' must be an object"),
         ('{"engine": {"block_size": 1}, "block_size": 2}', "'block_size' is given twice"),
         ('{"block_size": ', "the inline JSON is not valid JSON"),
-        ("/nowhere/args.json", "cannot read '/nowhere/args.json'"),
+        ("/nowhere/args.json", "cannot read the file '/nowhere/args.json'"),
     ],
 )
 def test_engine_args_refusals_name_the_member(text: str, words: str) -> None:
@@ -115,5 +117,5 @@ def test_engine_args_file_must_hold_an_object(tmp_path: Path) -> None:
     """A list is no set of arguments."""
     path = tmp_path / "args.json"
     path.write_text("[1]")
-    with pytest.raises(InvalidConfig, match="must hold a JSON object, not list"):
+    with pytest.raises(InvalidConfig, match="must hold a JSON object, not an array"):
         parse_engine_args(str(path))

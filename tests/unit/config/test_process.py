@@ -64,3 +64,25 @@ def test_up_needs_some_time_to_start() -> None:
     """A budget of zero could never suffice."""
     with pytest.raises(InvalidConfig, match="--startup-secs: 0 is not allowed"):
         resolve(UpSettings, flags={"--startup-secs": "0"}, environ={})
+
+
+@pytest.mark.parametrize("cls", [FrontendSettings, UpSettings])
+def test_http_host_is_an_address(cls: type[FrontendSettings | UpSettings]) -> None:
+    """Dynamo's HTTP service takes addresses only; localhost is understood, other names are refused."""
+    for text, host in (("localhost", "127.0.0.1"), ("[::1]", "::1"), (" 0.0.0.0 ", "0.0.0.0")):
+        assert host == resolve(cls, flags={"--http-host": text}, environ={}).http_host
+    with pytest.raises(InvalidConfig, match=r"--http-host: 'example.org' is not allowed; use an IP address such as"):
+        resolve(cls, flags={"--http-host": "example.org"}, environ={})
+
+
+def test_an_empty_http_host_is_refused_by_the_variables_name() -> None:
+    """It would mean every address, or none."""
+    with pytest.raises(InvalidConfig, match="DYN_HTTP_HOST: must not be empty"):
+        resolve(FrontendSettings, flags={}, environ={"DYN_HTTP_HOST": ""})
+
+
+@pytest.mark.parametrize(("question", "words"), [("", "must not be empty"), ("\udcff", "is not text in this locale's")])
+def test_a_question_must_be_one(question: str, words: str) -> None:
+    """What cannot be asked is refused before anything starts."""
+    with pytest.raises(InvalidConfig, match=f"--ask: {words}"):
+        resolve(UpSettings, flags={"--ask": question}, environ={})

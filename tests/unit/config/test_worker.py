@@ -13,6 +13,7 @@ from trio_sidecar.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 ENDPOINT = {"--grpc-endpoint": "127.0.0.1:50051"}
 TRANSPORT_FLAGS = (
@@ -172,6 +173,25 @@ def test_names_must_not_be_empty(variable: str) -> None:
 def test_endpoint_types_keep_their_order_and_lose_their_spaces() -> None:
     """A comma-separated list."""
     assert ("completions", "chat") == worker({"--endpoint-types": "completions, chat"}).endpoint_types
+
+
+def test_endpoint_types_are_those_that_dynamo_knows() -> None:
+    """In any case of letters; another is refused before anything starts."""
+    assert ("chat", "embeddings") == worker({"--endpoint-types": "Chat,embeddings"}).endpoint_types
+    with pytest.raises(InvalidConfig, match="--endpoint-types: 'foo' is not allowed; use chat, completions, embedding"):
+        worker({"--endpoint-types": "chat,foo"})
+
+
+def test_a_template_must_be_a_file_that_is_there(tmp_path: Path) -> None:
+    """Dynamo would look only after the engine has come up; an empty variable means none."""
+    path = tmp_path / "template.jinja"
+    with pytest.raises(InvalidConfig, match=r"--custom-jinja-template: cannot read .*: No such file"):
+        worker({"--custom-jinja-template": str(path)})
+    with pytest.raises(InvalidConfig, match=r"--custom-jinja-template: cannot read .*: Is a directory"):
+        worker({"--custom-jinja-template": str(tmp_path)})
+    path.write_text("{{ messages }}", encoding="utf-8")
+    assert str(path) == worker({"--custom-jinja-template": str(path)}).custom_jinja_template
+    assert resolve(WorkerSettings, flags=ENDPOINT, environ={"DYN_CUSTOM_JINJA_TEMPLATE": ""})
 
 
 @pytest.mark.parametrize("text", ["", ",", "chat,", "chat,,completions"])
