@@ -319,3 +319,20 @@ def test_errors_name_message_and_field() -> None:
         decode(wire.GenerateRequest, field(4, 2, sized(field(1, 2, b"\x05\x01"))))
     assert ("TokenIds", "ids") == (broken.value.message, broken.value.field)
     assert isinstance(broken.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("packed", "ids"),
+    [
+        (b"\x80\x80\x01", [1 << 14]),
+        (b"\xff\xff\x7f", [(1 << 21) - 1]),
+        (b"\x81\x80\x00", [1]),
+        (b"\x01\x02\x03", [1, 2, 3]),
+        (b"\x80\x01\x05", [128, 5]),
+        (b"\x05\x80\x01", [5, 128]),
+    ],
+)
+def test_three_packed_bytes_are_read_as_what_they_are(packed: bytes, ids: list[int]) -> None:
+    """Three bytes, the usual size of one token id, are one value or several, whatever their shape."""
+    message = decode(wire.SequenceOutput, b'"\x03' + packed)
+    assert ids == message.token_ids

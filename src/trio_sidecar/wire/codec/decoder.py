@@ -204,8 +204,11 @@ class _Decoder:
             count = f"(size // {field.kind.size})"
             out.line(f"f_{field.name} += unpack_from('<%d{field.kind.code}' % {count}, data, at)")
         elif field.kind.name == "uint32":
-            # One value is the usual case while tokens stream.
-            with out.block("if size == 1 and data[at] < 128:"):
+            # One value is the usual case while tokens stream, and most ids of a vocabulary take three bytes.
+            with out.block("if size == 3 and data[at] > 127 < data[at + 1] and data[at + 2] < 128:"):
+                value = "data[at] + (data[at + 1] << 7) + (data[at + 2] << 14) - 0x4080"
+                out.line(f"f_{field.name}.append({value})")
+            with out.block("elif size == 1 and data[at] < 128:"):
                 out.line(f"f_{field.name}.append(data[at])")
             with out.block("else:"):
                 out.line(f"f_{field.name} += unpack_uint32(data[at:stop])")
