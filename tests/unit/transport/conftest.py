@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -33,7 +33,7 @@ def connect(fast: bool, aio_loop: object) -> Connect:
     """A way to open connections, for ``async with``."""
 
     @asynccontextmanager
-    async def connect_to(peer: Peer, **more: int) -> AsyncIterator[Connection]:
+    async def connect_to(peer: Peer, **more: Any) -> AsyncIterator[Connection]:
         settings = ConnectionSettings(endpoint=GrpcEndpoint.parse(f"127.0.0.1:{peer.port}"), **more)
 
         async def aio_main() -> Connection:
