@@ -29,10 +29,13 @@ class Sight:
     def explains(self, difference: Difference, request: dict[str, Any], role: str) -> bool:
         """Whether it is the reason of a difference."""
         texts = ((self.path, difference.path), (self.ours, difference.ours), (self.rust, difference.rust))
+        found = [re.fullmatch(pattern, text, re.DOTALL) for pattern, text in texts]
+        if not all(found):
+            return False
+        names = {name: text for match in found if match for name, text in match.groupdict().items()}
         return (
-            all(re.fullmatch(pattern, text, re.DOTALL) for pattern, text in texts)
-            and (not self.when or any(_dig(request, path) is not None for path in self.when))
-            and (not self.null or any(_is_null(request, path) for path in self.null))
+            (not self.when or any(_dig(request, path) is not None for path in self.when))
+            and (not self.null or any(_is_null(request, path, names) for path in self.null))
             and (not self.roles or role in self.roles)
         )
 
@@ -88,7 +91,8 @@ def _dig(value: Any, path: str) -> Any:
     return value
 
 
-def _is_null(request: dict[str, Any], path: str) -> bool:
-    """Whether a member is there, and is null."""
-    section, _, name = path.rpartition(".")
-    return name in (_dig(request, section) or {}) and _dig(request, path) is None
+def _is_null(request: dict[str, Any], path: str, names: dict[str, str]) -> bool:
+    """Whether a member is there, and is null; its own name may be one that an expression has found."""
+    section, _, last = path.rpartition(".")
+    members, name = _dig(request, section) or {}, last.format(**names)
+    return name in members and members[name] is None
