@@ -62,10 +62,46 @@ async def run_aio_limited(cleanup_seconds: float, aio_fn: Callable[[*Ts], Awaita
     return await _run(aio_fn, args, cleanup_seconds)
 
 
+class _Canceller:
+    """Cancels an asyncio task, and again after each time of that many seconds in which it did not end.
+
+    An object and not two closures that call each other: those would be a cycle around all that the function holds, a
+    whole request with its prompt, until the garbage collector comes by.
+    """
+
+    __slots__ = ("_function", "_loop", "_seconds", "_timer", "task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, function: str, seconds: float | None) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._loop = loop
+        self._function = function
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """Cancel now."""
+        if self.task is None:
+            return
+        self.task.cancel()
+        if self._seconds is not None:
+            self._timer = self._loop.call_later(self._seconds, self._again)
+
+    def _again(self) -> None:
+        log.warning("aio_cleanup_too_slow", function=self._function, seconds=self._seconds)
+        self.cancel()
+
+    def stop(self) -> None:
+        """The task has ended."""
+        self.task = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 async def _run(aio_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], cleanup_seconds: float | None) -> T:
     trio_task = trio.lowlevel.current_task()
     loop = current_loop()
-    timer: asyncio.TimerHandle | None = None
+    canceller = _Canceller(loop, getattr(aio_fn, "__qualname__", "?"), cleanup_seconds)
     cancel_trio: Callable[[], NoReturn] | None = None
 
     # Captured by aio_main, not by the asyncio task: a task that is cancelled in its last step forgets its result, one
@@ -77,28 +113,17 @@ async def _run(aio_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], cleanup_
         result = await outcome.acapture(aio_fn, *args)
 
     def on_done(task: asyncio.Task[None]) -> None:  # noqa: ARG001
-        if timer is not None:
-            timer.cancel()
+        canceller.stop()
         trio.lowlevel.reschedule(trio_task)
-
-    def cancel_again() -> None:
-        log.warning("aio_cleanup_too_slow", function=getattr(aio_fn, "__qualname__", "?"), seconds=cleanup_seconds)
-        cancel_aio()
-
-    def cancel_aio() -> None:
-        nonlocal timer
-        aio_task.cancel()
-        if cleanup_seconds is not None:
-            timer = loop.call_later(cleanup_seconds, cancel_again)
 
     def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         nonlocal cancel_trio
         cancel_trio = raise_cancel
-        cancel_aio()
+        canceller.cancel()
         return trio.lowlevel.Abort.FAILED
 
-    aio_task = loop.create_task(aio_main())
-    aio_task.add_done_callback(on_done)
+    canceller.task = loop.create_task(aio_main())
+    canceller.task.add_done_callback(on_done)
     await trio.lowlevel.wait_task_rescheduled(abort)
     if isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError):
         if cancel_trio is None:

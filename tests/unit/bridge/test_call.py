@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import traceback
+import weakref
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -29,6 +31,10 @@ class Recorder:
     def __init__(self, cleanup: float = 0.0) -> None:
         self.cleanup = cleanup
         self.events: list[str] = []
+
+    async def aio_touch(self) -> None:
+        await asyncio.sleep(0.001)
+        self.events.append("touched")
 
     async def aio_wait(self) -> None:
         self.events.append("started")
@@ -325,3 +331,26 @@ def test_aio_run_trio_nursery_cancelled(host: Host) -> None:
         return got
 
     assert "told" == run(main, host=host)
+
+
+@pytest.mark.parametrize("cleanup_seconds", [None, 5.0])
+def test_no_cycle_is_left(cleanup_seconds: float | None) -> None:
+    """What a call held is freed when it returns, without the garbage collector: a prompt may be megabytes."""
+
+    async def main() -> bool:
+        holder = Recorder()
+        seen = weakref.ref(holder)
+        if cleanup_seconds is None:
+            await run_aio(holder.aio_touch)
+        else:
+            await run_aio_limited(cleanup_seconds, holder.aio_touch)
+        del holder
+        await trio.sleep(0.01)  # asyncio lets go of the task in its own time
+        return seen() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert run(main, host=Host.UVLOOP)
+    finally:
+        gc.enable()
