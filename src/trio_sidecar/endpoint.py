@@ -6,6 +6,7 @@ repeat user information, paths or queries, because that is where people put secr
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
@@ -264,6 +265,16 @@ def parse_listen_address(text: str, argument: str = "--listen") -> ListenAddress
     if text.strip().startswith(UNIX_SCHEME):
         return UnixAddress.parse(text, argument)
     return ListenAddress.parse(text, argument)
+
+
+def cannot_listen(error: OSError, address: object) -> InvalidConfig:
+    """The error for an HTTP address that cannot be had, under the flag that has to change, the port's or the host's."""
+    if error.errno == errno.EADDRINUSE:
+        return InvalidConfig("--http-port", f"{address} is in use by another socket; choose another port")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return InvalidConfig("--http-host", f"{address} is not an address of this machine")
+    setting = "--http-port" if error.errno == errno.EACCES else "--http-host"
+    return InvalidConfig(setting, f"cannot listen on {address}: {error.strerror or error}")
 
 
 def check_port(port: int, argument: str, *, lowest: int = 1) -> int:

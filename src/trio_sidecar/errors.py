@@ -175,6 +175,10 @@ class EngineShutdown(SidecarError):
     retryable = True
 
 
+class OutputClosed(SidecarError):
+    """Whoever read our output has gone away; nothing is left to do, and nobody to tell."""
+
+
 class RequestCancelled(SidecarError):
     """The request was cancelled before it could end by itself."""
 

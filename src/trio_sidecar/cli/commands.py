@@ -5,10 +5,12 @@ Imports are late, to keep ``--help`` fast and free of extras.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trio_sidecar.config import (
@@ -18,6 +20,7 @@ from trio_sidecar.config import (
     MockSettings,
     ServerSettings,
     UpSettings,
+    WorkerKind,
     WorkerSettings,
     options_of,
     parse_engine_args,
@@ -35,14 +38,15 @@ if TYPE_CHECKING:
 
 ENGINE_ARGS_FLAG = "--extra-engine-args"
 DYNAMO_EXTRA = "dynamo"
+ANY_ENDPOINT = {"--grpc-endpoint": "127.0.0.1:1"}
 NOT_FOR_UP = ("--disaggregation-mode",)
 
 
 def up(flags: Flags, environ: Environ) -> int:
     """Start a mock engine, a worker and a front end on this machine, and end all of them together."""
     settings = resolve(UpSettings, flags=flags, environ=environ)
-    # So that a wrong flag fails here, not in a child.
     resolve(MockSettings, flags=flags, environ=environ, fallback=_engine_args(flags))
+    check_parts(settings, environ)
     need_dynamo("this command")
     import trio  # noqa: PLC0415
 
@@ -117,6 +121,21 @@ def _engine_args(flags: Flags) -> dict[str, object]:
     return parse_engine_args(text) if isinstance(text, str) else {}
 
 
+def check_parts(settings: UpSettings, environ: Environ) -> None:
+    """Check the variables that the parts of ``up`` will read, so that a wrong one fails here, not in a child.
+
+    Raises:
+        InvalidConfig: A value is not allowed.
+    """
+    from trio_sidecar.up.run import child_environment  # noqa: PLC0415
+
+    inherited = child_environment(environ, Path())
+    for cls in (HostSettings, LogSettings, ServerSettings):
+        resolve(cls, flags={}, environ=inherited)
+    if settings.worker is WorkerKind.TRIO:  # the Rust sidecar reads its own
+        resolve(WorkerSettings, flags=ANY_ENDPOINT, environ=inherited)
+
+
 def flags_again(flags: Flags, cls: type[attrs.AttrsInstance]) -> tuple[str, ...]:
     """The given flags of a settings class, as arguments for a child."""
     known = {source.option.flag for source in options_of(cls)} | {ENGINE_ARGS_FLAG}
@@ -148,4 +167,5 @@ def start_logging(settings: LogSettings) -> None:
 
 def print_address(address: str) -> None:
     """Say where a server listens."""
-    print(f"listening on {address}", flush=True)  # noqa: T201 - what the command is asked to print
+    with contextlib.suppress(BrokenPipeError):  # who does not listen misses nothing that the log does not say
+        print(f"listening on {address}", flush=True)  # noqa: T201 - what the command is asked to print

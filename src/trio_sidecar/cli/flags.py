@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trio_sidecar.config import options_of
@@ -54,6 +55,10 @@ class Parser(argparse.ArgumentParser):
         elif found := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{found[1]} takes no value"
         raise UsageError(self.prog, message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; argparse's own method would keep to itself that it could not."""
+        (file or sys.stderr).write(message)
 
     def refuse_rest(self, rest: Sequence[str]) -> None:
         """Refuse what nobody has asked for; a flag's value is not repeated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from trio_sidecar import __version__
 from trio_sidecar.cli import commands, vllm
 from trio_sidecar.cli.flags import FLAGS, Parser, UsageError, add_options, add_plain
+from trio_sidecar.cli.streams import finish_output, open_missing
 from trio_sidecar.config import (
     FrontendSettings,
     HostSettings,
@@ -19,12 +21,15 @@ from trio_sidecar.config import (
     UpSettings,
     VllmSettings,
     WorkerSettings,
+    options_of,
 )
-from trio_sidecar.errors import InvalidConfig, MissingExtra, SidecarError, cause_chain
+from trio_sidecar.errors import InvalidConfig, MissingExtra, OutputClosed, SidecarError, cause_chain
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    import attrs
 
 DEBUG_FLAG = "--debug"
 RUST_COMMAND = "worker-rust"
@@ -34,6 +39,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_NO_READER = 141
+"""Like that of a process which SIGPIPE ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,9 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 after success, 1 after a failure at run time, 2 if arguments, variables or installation are wrong, 130 after
-        Ctrl-C. Failures are told to stderr.
+        Ctrl-C, 141 if what it had to say lost its reader. Failures are told to stderr.
     """
+    open_missing()
+    code = _run(argv)
+    if (failed := finish_output()) is not None and code == EXIT_OK:
+        with contextlib.suppress(OSError):
+            print(f"trio-sidecar: cannot write to stdout: {failed.strerror}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     name, debug = "trio-sidecar", False
+    flags: dict[str, str | bool] = {}
+    classes: tuple[type[attrs.AttrsInstance], ...] = ()
     try:
         given = sys.argv[1:] if argv is None else list(argv)
         if given[:1] == [RUST_COMMAND]:  # for `up`; its arguments are the Rust tool's own, so it is not listed
@@ -57,12 +76,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments is None:
             return EXIT_OK
         flags = getattr(arguments, FLAGS, None) or {}
+        classes = getattr(arguments, "classes", ())
         debug = bool(flags.get(DEBUG_FLAG))
         return int(arguments.run(flags, os.environ))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - the last place that can turn it into an exit code
-        return _tell(name, _only_member(error), debug=debug)
+        found = _only_member(error)
+        if isinstance(found, InvalidConfig):
+            found = _named_by_source(found, classes, flags)
+        return _tell(name, found, debug=debug)
+
+
+def _named_by_source(
+    error: InvalidConfig, classes: Sequence[type[attrs.AttrsInstance]], flags: Mapping[str, str | bool]
+) -> InvalidConfig:
+    """The error under the variable's name, if that is where the value came from.
+
+    What is found out only at run time, such as a port in use, is told by the flag's name.
+    """
+    for option in (source.option for cls in classes for source in options_of(cls)):
+        if option.flag == error.setting and option.flag not in flags and option.env and os.environ.get(option.env):
+            return InvalidConfig(option.env, error.reason)
+    return error
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
@@ -106,7 +142,7 @@ def build_parser() -> Parser:
     worker = added.add_parser("worker", help="the Dynamo worker", description=commands.worker.__doc__)
     add_plain(worker, vllm.ENGINE_FLAG, metavar="{remote,vllm MODEL}", text=vllm.ENGINE_HELP)
     add_options(worker, WorkerSettings, HostSettings, LogSettings, VllmSettings)
-    worker.set_defaults(run=commands.worker, run_rest=vllm.worker_vllm, parser=worker)
+    worker.set_defaults(run=commands.worker, run_rest=vllm.worker_vllm, parser=worker, classes=(WorkerSettings,))
 
     engine = added.add_parser("engine", help="an engine as a vLLM gRPC server")
     engine.set_defaults(parser=engine)
@@ -114,7 +150,7 @@ def build_parser() -> Parser:
     mock = engines.add_parser("mock", help="deterministic, no GPU", description=commands.engine_mock.__doc__)
     add_options(mock, ServerSettings, MockSettings, HostSettings, LogSettings)
     _add_engine_args(mock)
-    mock.set_defaults(run=commands.engine_mock, parser=mock)
+    mock.set_defaults(run=commands.engine_mock, parser=mock, classes=(ServerSettings, MockSettings))
 
     own = engines.add_parser(
         "vllm",
@@ -124,11 +160,11 @@ def build_parser() -> Parser:
         epilog=vllm.REST_HELP,
     )
     add_options(own, ServerSettings, VllmSettings, HostSettings, LogSettings)
-    own.set_defaults(run_rest=vllm.engine_vllm, parser=own)
+    own.set_defaults(run_rest=vllm.engine_vllm, parser=own, classes=(ServerSettings, VllmSettings))
 
     frontend = added.add_parser("frontend", help="Dynamo's HTTP front end", description=commands.frontend.__doc__)
     add_options(frontend, FrontendSettings, HostSettings, LogSettings)
-    frontend.set_defaults(run=commands.frontend, parser=frontend)
+    frontend.set_defaults(run=commands.frontend, parser=frontend, classes=(FrontendSettings,))
 
     added.add_parser(BENCH_COMMAND, help="measure this worker beside others", description=commands.bench.__doc__)
     return parser
@@ -147,21 +183,24 @@ def _tell(name: str, error: BaseException, *, debug: bool) -> int:
     """Say what went wrong, once, and choose the exit code."""
     if debug:
         sys.excepthook(type(error), error, error.__traceback__)
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    if isinstance(error, UsageError):
-        print(f"{error}; --help lists what is allowed", file=sys.stderr)  # noqa: T201
-        return EXIT_USAGE
-    if isinstance(error, InvalidConfig | MissingExtra):
-        print(f"{name}: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_USAGE
-    if isinstance(error, SidecarError | OSError):
-        print(f"{name}: {cause_chain(error)}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILED
-    if not debug:
-        sys.excepthook(type(error), error, error.__traceback__)
-    print(f"{name}: this is a bug in trio-sidecar: {type(error).__name__}", file=sys.stderr)  # noqa: T201
-    return EXIT_FAILED
+    match error:
+        case KeyboardInterrupt():
+            return EXIT_INTERRUPTED
+        case OutputClosed() | BrokenPipeError():
+            return EXIT_NO_READER
+        case UsageError():
+            code, line = EXIT_USAGE, f"{error}; --help lists what is allowed"
+        case InvalidConfig() | MissingExtra():
+            code, line = EXIT_USAGE, f"{name}: {error}"
+        case SidecarError() | OSError():
+            code, line = EXIT_FAILED, f"{name}: {cause_chain(error)}"
+        case _:
+            if not debug:
+                sys.excepthook(type(error), error, error.__traceback__)
+            code, line = EXIT_FAILED, f"{name}: this is a bug in trio-sidecar: {type(error).__name__}"
+    with contextlib.suppress(OSError):  # perhaps nobody reads stderr either
+        print(line, file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _only_member(error: BaseException) -> BaseException:

@@ -98,8 +98,9 @@ def up_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
         raise UsageError(UP, f"{ENGINE_FLAG} {VLLM} needs {MODEL_FLAG}")
     settings = resolve(UpSettings, flags=flags, environ=environ, fallback={"startup_secs": STARTUP_SECS})
     vllm_settings(UP, flags, environ, [model])  # so that a wrong flag fails here, not in a child
-    from trio_sidecar.cli.commands import flags_again, need_dynamo  # noqa: PLC0415
+    from trio_sidecar.cli.commands import check_parts, flags_again, need_dynamo  # noqa: PLC0415
 
+    check_parts(settings, environ)
     need_vllm()
     need_dynamo("this command")
     import trio  # noqa: PLC0415

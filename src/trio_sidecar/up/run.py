@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import re
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from trio_sidecar.bridge import open_signals
 from trio_sidecar.config import UpSettings, WorkerKind
-from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig, SidecarError
+from trio_sidecar.endpoint import cannot_listen
+from trio_sidecar.errors import ConnectionTimeoutError, OutputClosed, SidecarError
 from trio_sidecar.up.chat import Answer, ask, wait_for_answer, wait_for_model
 from trio_sidecar.up.child import Part
 from trio_sidecar.up.http import HttpAddress
@@ -38,6 +41,10 @@ STOP_ORDER = ("worker", "front end", "engine")
 DEFAULT_GRACE_SECS = "0"
 DEFAULT_DRAIN_SECS = "5"
 STOP_SECS = 8.0
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANG_UPS = (signal.SIGHUP, signal.SIGQUIT)
+"""Likewise, unless they are ignored, as under nohup."""
+
 # Where the parts find each other is ours to say, whatever the user's environment says about a real deployment.
 OWN_VARIABLES = re.compile(
     r"DYN_(DISCOVERY_BACKEND|FILE_KV|(REQUEST|RESPONSE|EVENT)_PLANE|NAMESPACE.*|COMPONENT|ENDPOINT|ENDPOINT_TYPES"
@@ -136,17 +143,18 @@ async def run_up(
     report = Report(err, verbose=settings.verbose)
     address = _http_address(settings)  # first of all: if it cannot be had, there is nothing to clean up
     up = _Up(settings=settings, commands=commands, address=address, environ=environ, out=out, report=report)
-    with _temporary_directory(report) as directory:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
-                scope = trio.CancelScope()
-                # Outside the scope, so that it hears a second signal while the parts end.
-                nursery.start_soon(up.watch_signals, signals, scope)
-                with scope:
-                    await up.serve(directory)
-                nursery.cancel_scope.cancel()
-        if scope.cancelled_caught and up.signal is not None:
-            return 0 if up.ready and settings.ask is None else 128 + up.signal
+    # The signals first: none must come between the directory and whoever removes it.
+    heard = [*END_SIGNALS, *(number for number in HANG_UPS if signal.getsignal(number) is not signal.SIG_IGN)]
+    with open_signals(*heard) as signals, _temporary_directory(report) as directory:
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            # Outside the scope, so that it hears a second signal while the parts end.
+            nursery.start_soon(up.watch_signals, signals, scope)
+            with scope:
+                await up.serve(directory)
+            nursery.cancel_scope.cancel()
+    if scope.cancelled_caught and up.signal is not None:
+        return 0 if up.ready and settings.ask is None else 128 + up.signal
     return 0
 
 
@@ -236,21 +244,34 @@ class _Up:
     async def _ask(self, model: str, question: str) -> None:
         self.report.say()
 
-        def write(text: str) -> None:
-            self.out.write(text)
-            self.out.flush()
-
+        write = self._write
         try:
             answer: Answer = await ask(self.address, model, question, write)
-        finally:
-            write("\n")
+        except BaseException:
+            with contextlib.suppress(OutputClosed):
+                write("\n")
+            raise
+        write("\n")
         count = "" if answer.completion_tokens is None else f"{answer.completion_tokens} tokens, "
         self.report.say(f"\n  {count}finish reason {answer.finish_reason}")
 
     def _say_how_to_ask(self, model: str) -> None:
         self.report.say("\nReady; Ctrl-C ends it. Try:\n")
-        self.out.write(curl_line(self.address, model) + "\n")
-        self.out.flush()
+        self._write(curl_line(self.address, model) + "\n")
+
+    def _write(self, text: str) -> None:
+        """Write to whoever asked.
+
+        Raises:
+            OutputClosed: Nobody reads it.
+        """
+        encoding = self.out.encoding or "utf-8"  # of the locale, which may lack characters of the answer
+        try:
+            self.out.write(text.encode(encoding, errors="replace").decode(encoding))
+            self.out.flush()
+        except BrokenPipeError as error:
+            msg = "nobody reads stdout"
+            raise OutputClosed(msg) from error
 
 
 def curl_line(address: HttpAddress, model: str) -> str:
@@ -273,10 +294,7 @@ def _http_address(settings: UpSettings) -> HttpAddress:
         if failed is None:
             return HttpAddress(host, candidate)
         if port is not None or failed.errno != errno.EADDRINUSE:
-            setting = "--http-host" if port is None else "--http-port"
-            raise InvalidConfig(
-                setting, f"cannot listen on {HttpAddress(host, candidate)}: {failed.strerror or failed}"
-            )
+            raise cannot_listen(failed, HttpAddress(host, candidate))
     msg = f"a hundred ports of {host} are all in use"
     raise SidecarError(msg)
 
@@ -303,13 +321,23 @@ async def _wait_for_port(address: HttpAddress) -> None:
             return
 
 
+def _only_lost_its_reader(error: Exception) -> bool:
+    """Whether the failure, which nurseries wrap in groups, is nothing but that."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_only_lost_its_reader, error.exceptions))
+    return isinstance(error, OutputClosed)
+
+
 @contextmanager
 def _temporary_directory(report: Report) -> Iterator[Path]:
     """A private directory; kept, and named, if the run fails, because the logs are in it."""
     directory = Path(tempfile.mkdtemp(prefix="trio-sidecar-up-"))
     try:
         yield directory
-    except Exception:
+    except Exception as error:
+        if _only_lost_its_reader(error):
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         report.say(f"The logs are in {directory}")
         raise
     except BaseException:

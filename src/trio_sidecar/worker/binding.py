@@ -51,6 +51,8 @@ class Binding:
         llm: ``dynamo.llm``: registers models one by one, and fetches adapters.
         open_runtime: ``DistributedRuntime(loop, discovery_backend, request_plane)``: one beside the worker's own, for
             an endpoint that the worker does not have.
+        waits_for_etcd: Whether its runtime waits for etcd without a word and without letting signals through, so that
+            the worker had better wait before.
     """
 
     worker: Callable[..., Any]
@@ -63,6 +65,7 @@ class Binding:
     run_vllm_sidecar: Callable[[Sequence[str]], None]
     llm: Any = None
     open_runtime: Callable[..., Any] | None = None
+    waits_for_etcd: bool = False
 
     def aio_run(self, engine: object, config: object, loop: object) -> Awaitable[None]:
         """Run a worker on that loop until Dynamo ends it (must be awaited from asyncio)."""
@@ -109,4 +112,5 @@ def load_binding() -> Binding:
         run_vllm_sidecar=lambda arguments: backend._run_vllm_sidecar(list(arguments)),  # noqa: SLF001
         llm=llm,
         open_runtime=_core.DistributedRuntime,
+        waits_for_etcd=True,
     )

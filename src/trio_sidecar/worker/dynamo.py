@@ -22,13 +22,14 @@ from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.deadline import Deadline
 from trio_sidecar.discovery import discover
 from trio_sidecar.engines.remote import open_remote
-from trio_sidecar.errors import ErrorKind, SidecarError, cause_chain
+from trio_sidecar.errors import ErrorKind, InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
+from trio_sidecar.worker.etcd import wait_for_etcd
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.management import Management
 from trio_sidecar.worker.probes import open_probes, system_port
@@ -93,12 +94,14 @@ async def run_worker(
     Returns:
         The exit code: 0 if it was asked to end, at whatever point; 1 if it failed, with one line in the log that says
         why.
+
+    Raises:
+        InvalidConfig: A setting, or a variable of Dynamo's that we read, is wrong or does not go with the engine.
+        MissingExtra: Dynamo is not installed.
     """
-    try:
-        configure_runtime(settings, os.environ)
-        binding = binding or load_binding()
-    except SidecarError as error:
-        return _failed(error)
+    configure_runtime(settings, os.environ)
+    binding = binding or load_binding()
+    wrong: InvalidConfig | None = None
     if open_engine is None:
 
         def open_engine(*, bootstrap: bool) -> AbstractAsyncContextManager[Engine]:
@@ -112,9 +115,17 @@ async def run_worker(
             if model is not None and not stop.requested:
                 if process_ends_after:
                     settle_collector()
+                if binding.waits_for_etcd and settings.discovery_backend in (None, "etcd"):
+                    with stop.cancelling():
+                        await wait_for_etcd(os.environ)
+            if model is not None and not stop.requested:
                 await _serve(settings, open_engine, binding, stop, model)
+        except InvalidConfig as error:
+            wrong = error  # the command line's to tell: one plain line and another exit code
         except SidecarError as error:
             return _failed(error)
+    if wrong is not None:
+        raise wrong
     log.info("worker_ended", reason=stop.reason)
     return 0
 

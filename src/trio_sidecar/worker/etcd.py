@@ -1,4 +1,4 @@
-"""Waiting for etcd before Dynamo's front end does.
+"""Waiting for etcd before Dynamo's runtime does.
 
 Dynamo's runtime would wait too, for two minutes, but holds the interpreter meanwhile: no signal could end the process.
 """
@@ -25,6 +25,7 @@ ENDPOINTS = ("ETCD_ENDPOINTS", "http://localhost:2379")
 STARTUP_SECS = ("ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS", "120")
 """Variables of Dynamo's runtime, with their defaults."""
 
+ADVICE = "processes on one machine find each other without it: DYN_DISCOVERY_BACKEND=file DYN_FILE_KV=DIRECTORY"
 DEFAULT_PORT = 2379
 RETRY_SECS = 0.5
 ATTEMPT_SECS = 5.0
@@ -53,7 +54,8 @@ async def wait_for_etcd(environment: Mapping[str, str]) -> None:
             reason = f"etcd at {text} accepted no connection within {format_seconds(seconds)}"
             raise RuntimeFailed(reason)
         if not told:
-            log.info("waiting_for_etcd", endpoints=text, remaining_secs=round(deadline.remaining(), 3))
+            remaining = round(deadline.remaining(), 3)
+            log.warning("waiting_for_etcd", endpoints=text, remaining_secs=remaining, advice=ADVICE)
             told = True
         await trio.sleep(deadline.sooner_of(RETRY_SECS))
 

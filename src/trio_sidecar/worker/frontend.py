@@ -11,7 +11,8 @@ import trio
 
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.loop import current_loop
-from trio_sidecar.errors import InvalidConfig, SidecarError, cause_chain
+from trio_sidecar.endpoint import ListenAddress, cannot_listen
+from trio_sidecar.errors import InvalidConfig, MissingExtra, SidecarError, cause_chain
 from trio_sidecar.lifecycle import open_stop_signals
 from trio_sidecar.worker.binding import missing_dynamo
 from trio_sidecar.worker.errors import RuntimeFailed
@@ -28,8 +29,6 @@ __all__ = ["FrontendBinding", "load_frontend_binding", "run_frontend"]
 DISCOVERY = ("DYN_DISCOVERY_BACKEND", "etcd")
 REQUEST_PLANE = ("DYN_REQUEST_PLANE", "tcp")
 """Variables of Dynamo that its own entry points read, with their defaults; its classes want the values."""
-
-ADDRESS_FLAGS = "--http-host, --http-port"
 
 log = structlog.get_logger("trio_sidecar.frontend")
 
@@ -85,6 +84,10 @@ async def run_frontend(
 
     Returns:
         The exit code: 0 if it was asked to end; 1 if it failed, with one line in the log that says why.
+
+    Raises:
+        InvalidConfig: The address cannot be listened on, or a variable of Dynamo's that we read holds no sense.
+        MissingExtra: Dynamo is not installed.
     """
     try:
         binding = binding or load_frontend_binding()
@@ -93,6 +96,8 @@ async def run_frontend(
             failure = await _serve(settings, binding, stop)
         if failure is not None:
             raise failure
+    except (InvalidConfig, MissingExtra):
+        raise  # the command line's to tell: one plain line and another exit code
     except SidecarError as error:
         log.error("frontend_failed", reason=cause_chain(error))
         return 1
@@ -149,9 +154,8 @@ async def _check_address(settings: FrontendSettings) -> None:
     try:
         listeners = await trio.open_tcp_listeners(settings.http_port, host=settings.http_host, backlog=1)
     except OSError as error:
-        address = f"{settings.http_host}:{settings.http_port}"
-        reason = f"cannot listen on {address}: {error.strerror or error}"
-        raise InvalidConfig(ADDRESS_FLAGS, reason) from error
+        address = ListenAddress(host=settings.http_host, port=settings.http_port)
+        raise cannot_listen(error, address) from error
     for listener in listeners:
         await listener.aclose()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ import pytest
 
 import trio_sidecar
 from trio_sidecar.cli import commands, main
-from trio_sidecar.errors import ConnectError
+from trio_sidecar.errors import ConnectError, OutputClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,3 +195,90 @@ def test_python_dash_m_is_the_same_command() -> None:
 
     assert 2 == done.returncode
     assert "did you mean worker?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        ("TRIO_SIDECAR_LOG_LEVEL", "up"),
+        ("TRIO_SIDECAR_LOG_FORMAT", "up"),
+        ("TRIO_SIDECAR_HOST_LOOP", "up"),
+        ("TRIO_SIDECAR_COALESCE", "up"),
+        ("TRIO_SIDECAR_SERVER_DRAIN_SECS", "up"),
+        ("DYN_SIDECAR_GRPC_CONNECTIONS", "up"),
+        ("TRIO_SIDECAR_HOST_LOOP", "engine mock"),
+        ("TRIO_SIDECAR_LOG_LEVEL", "frontend"),
+        ("TRIO_SIDECAR_LOG_FORMAT", "worker --grpc-endpoint=h:1"),
+        ("DYN_HTTP_PORT", "frontend"),
+    ],
+)
+def test_variables_are_checked_before_anything_starts(
+    variable: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that a part of ``up`` would read: exit 2 and one line with the variable's name."""
+    monkeypatch.setenv(variable, "x")
+
+    assert 2 == main(command.split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f": {variable}: 'x' is not" in line
+
+
+def test_what_is_found_out_at_run_time_names_the_variable_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address that cannot be listened on is told by the name of what holds it."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert 2 == main(["engine", "mock", "--listen", address])
+        assert f"trio-sidecar engine mock: --listen: {address} is in use" in capsys.readouterr().err
+        monkeypatch.setenv("TRIO_SIDECAR_LISTEN", address)
+        assert 2 == main(["engine", "mock"])
+    assert f"trio-sidecar engine mock: TRIO_SIDECAR_LISTEN: {address} is in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OutputClosed("stdout"), BrokenPipeError()])
+def test_a_reader_that_has_gone_away_is_exit_141_and_silent(
+    error: Exception, worker_does: Callable[[BaseException | int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Like what SIGPIPE does to other programs."""
+    worker_does(error)
+
+    assert 141 == main(["worker"])
+    assert "" == capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "code", "told"),
+    [
+        ("--version", ">&-", 0, ""),
+        ("--version", "<&- >&- 2>&-", 0, ""),
+        ("worker --help", ">/dev/full", 1, "No space left on device\n"),
+        ("--version", ">/dev/full", 1, "No space left on device\n"),
+        ("wroker", "2>&-", 2, ""),
+        ("wroker", "2>/dev/full", 2, ""),
+    ],
+)
+def test_streams_that_cannot_be_written(arguments: str, redirection: str, code: int, told: str) -> None:
+    """Closed or full ones make no traceback."""
+    command = f"exec {shlex.quote(sys.executable)} -m trio_sidecar {arguments} {redirection}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=15, check=False)
+
+    assert code == done.returncode
+    assert done.stderr.endswith(told)
+    assert bool(told) == len(done.stderr.splitlines())
+
+
+def test_ctrl_c_during_the_imports_is_exit_130_and_silent() -> None:
+    """The command line takes a moment to be imported; Ctrl-C may come in that moment."""
+    program = (
+        "import builtins, sys; real = builtins.__import__\n"
+        "def interrupted(name, *rest, **more):\n"
+        "    if name == 'trio_sidecar.cli': raise KeyboardInterrupt\n"
+        "    return real(name, *rest, **more)\n"
+        "from trio_sidecar.__main__ import main; builtins.__import__ = interrupted; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
+
+    assert (130, "") == (done.returncode, done.stderr)

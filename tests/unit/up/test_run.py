@@ -16,7 +16,7 @@ import trio
 
 from support.stand_ins import ENGINE, IGNORES_SIGTERM, SLEEP, commands
 from trio_sidecar.config import UpSettings, WorkerKind
-from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig
+from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig, OutputClosed
 from trio_sidecar.up.chat import AskFailed
 from trio_sidecar.up.child import PartFailed
 from trio_sidecar.up.http import HttpAddress
@@ -84,15 +84,48 @@ async def test_ask_streams_the_answer_and_ends(run: Run) -> None:
     assert ([], []) == (children(), run.left_overs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 async def test_a_signal_ends_a_running_service_cleanly(run: Run, number: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM are the ways to end it: exit code 0, nothing stays behind; before, it said how to ask."""
+    """Ctrl-C, SIGTERM and a closed terminal: exit code 0, nothing stays behind; before, it said how to ask."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run.signal_when, "curl", number)
         assert 0 == await run.up(commands())
 
     assert run.out.getvalue().startswith("curl --noproxy '*' -N http://127.0.0.1:")
     assert f"{number.name}: stopping" in run.err.getvalue()
+    assert ([], []) == (children(), run.left_overs)
+
+
+async def test_nohup_is_heeded(run: Run) -> None:
+    """What was started to survive its terminal does."""
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run.signal_when, "curl", signal.SIGHUP)
+            nursery.start_soon(run.signal_when, "curl", signal.SIGTERM)
+            assert 0 == await run.up(commands())
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+    assert "SIGHUP" not in run.err.getvalue()
+
+
+class Unread(io.StringIO):
+    """An output whose reader has gone away."""
+
+    def write(self, text: str) -> int:
+        """Fail as a pipe does."""
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("settings", [UpSettings(ask="Hello?"), UpSettings()], ids=["answer", "service"])
+async def test_a_reader_that_goes_away_is_no_failure_to_look_into(run: Run, settings: UpSettings) -> None:
+    """Everything ends, and no logs are kept for that."""
+    unread = attrs.evolve(run, out=Unread())
+    with pytest.raises(OutputClosed):
+        await unread.up(commands(), settings)
+
+    assert "The logs are in" not in run.err.getvalue()
     assert ([], []) == (children(), run.left_overs)
 
 
@@ -165,9 +198,7 @@ async def test_a_given_port_that_is_taken_is_refused(run: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            InvalidConfig, match=f"--http-port: cannot listen on 127.0.0.1:{port}: Address already in use"
-        ):
+        with pytest.raises(InvalidConfig, match=f"--http-port: 127.0.0.1:{port} is in use by another socket"):
             await run.up(commands(), UpSettings(http_port=port))
 
     assert ("", [], []) == (run.err.getvalue(), children(), run.left_overs)

@@ -17,7 +17,7 @@ from trio_sidecar import wire
 from trio_sidecar.bridge import aio_checkpoint, aio_now, aio_sleep
 from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSettings
 from trio_sidecar.endpoint import GrpcEndpoint
-from trio_sidecar.errors import ConnectError, ErrorKind, InvalidConfig, RpcError, StatusCode
+from trio_sidecar.errors import ConnectError, ErrorKind, InvalidConfig, MissingExtra, RpcError, StatusCode
 from trio_sidecar.testing.fake_engine import FakeEngine, Gate, Script, Send, Wait, finish, tokens
 from trio_sidecar.worker.dynamo import configure_runtime, run_worker
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
+    from trio_sidecar.worker.binding import Binding
     from trio_sidecar.worker.engine_object import EngineObject
 
 Status = wire.HealthCheckResponseServingStatus
@@ -356,12 +357,11 @@ async def test_cleanup_is_idempotent(aio_loop: object) -> None:
 
 @pytest.mark.rule("R2.18", "R11.12")
 async def test_role_that_the_engine_cannot_play(aio_loop: object) -> None:
-    """An encode worker before a text engine fails with one line, and Dynamo never hears of it."""
+    """An encode worker before a text engine is a wrong setting, for the command line to tell; nothing is registered."""
     world = World()
-    code, reasons = await world.run(disaggregation_mode=DisaggregationMode.ENCODE)
-    assert 1 == code
-    assert 1 == len(reasons)
-    assert "--disaggregation-mode: encode requires a multimodal engine; 'served-model' is not one" in reasons[0]
+    words = "--disaggregation-mode: encode requires a multimodal engine; 'served-model' is not one"
+    with pytest.raises(InvalidConfig, match=words):
+        await world.run(disaggregation_mode=DisaggregationMode.ENCODE)
     assert [True] == world.opened
     assert world.dynamo.engine is None
 
@@ -371,9 +371,31 @@ async def test_without_dynamo(aio_loop: object, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "dynamo", None)
     monkeypatch.delitem(sys.modules, "dynamo._core", raising=False)
     settings = WorkerSettings(transport=TransportSettings(grpc_endpoint=GrpcEndpoint.parse("127.0.0.1:1")))
-    with structlog.testing.capture_logs() as logs:
-        assert 1 == await run_worker(settings)
-    assert "pip install 'trio-sidecar[dynamo]'" in logs[0]["reason"]
+    with pytest.raises(MissingExtra, match=r"pip install 'trio-sidecar\[dynamo\]'"):
+        await run_worker(settings)
+
+
+@attrs.define(eq=False)
+class NeedsEtcd(FakeDynamo):
+    """A runtime that waits for etcd."""
+
+    @property
+    def binding(self) -> Binding:
+        """It, as the worker sees it."""
+        return attrs.evolve(super().binding, waits_for_etcd=True)
+
+
+@pytest.mark.parametrize(("backend", "code"), [(None, 1), ("etcd", 1), ("file", 0)])
+async def test_waits_for_etcd_where_that_is_the_discovery(
+    aio_loop: object, monkeypatch: pytest.MonkeyPatch, backend: str | None, code: int
+) -> None:
+    """Dynamo's runtime would wait in silence and deaf to signals; so the worker waits before, and says so."""
+    monkeypatch.setenv("ETCD_ENDPOINTS", "http://127.0.0.1:1")
+    monkeypatch.setenv("ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS", "0.1")
+    world = World(dynamo=NeedsEtcd(aio_stop))
+    got, reasons = await world.run(discovery_backend=backend)
+    assert (code, bool(code)) == (got, "etcd at http://127.0.0.1:1 accepted no connection" in "".join(reasons))
+    assert (code == 1) == (world.dynamo.engine is None)
 
 
 @pytest.mark.parametrize(
