@@ -31,7 +31,7 @@ class EngineStream(Protocol):
     """The answers to one request, in order."""
 
     async def aio_receive(self) -> Sequence[GenerateResponse]:
-        """Wait for answers, then take all that have arrived.
+        """Wait for answers, then take what has arrived, perhaps not all: what is taken is decoded and costs memory.
 
         Not calling it is backpressure: an engine holds only a bounded amount for a reader that does not read.
 

@@ -45,7 +45,7 @@ class MessageStream(Generic[Resp]):
         self._peer = peer
 
     async def aio_receive(self) -> list[Resp]:
-        """Wait for messages and take all that have arrived; an empty list once the stream has ended with OK.
+        """Wait for messages and take some or all that have arrived; an empty list once the stream has ended with OK.
 
         Raises:
             RpcError: The stream ended with another status.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "ConnectionSettings", "ConnectionState", "NotProcessed", "RawStream"]
 
-STREAM_WINDOW_BYTES = 1 << 20
-"""How much a peer may send on one stream before we take it."""
+STREAM_WINDOW_BYTES = 256 << 10
+"""How much a peer may send on one stream before we take it: what each client that does not read can cost us."""
 
 CONNECTION_WINDOW_BYTES = 64 << 20
 """The same for all streams of a connection; far above one stream's, or a stalled reader would block the others."""
@@ -92,7 +92,7 @@ class RawStream(Protocol):
         ...
 
     async def aio_receive(self) -> list[bytes]:
-        """Wait for messages and take all that have arrived; an empty list once the stream has ended with OK.
+        """Wait for messages and take some or all that have arrived; an empty list once the stream has ended with OK.
 
         Window is given back to the peer only for what was taken.
 

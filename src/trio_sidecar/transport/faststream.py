@@ -9,6 +9,7 @@ from trio_sidecar.bridge import AioSignal
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.transport.connection import NotProcessed
 from trio_sidecar.transport.framing import (
+    PREFIX_BYTES,
     MessageSplitter,
     check_response_headers,
     decode_headers,
@@ -29,6 +30,10 @@ __all__ = ["FastCall", "FastStream"]
 
 _ACKNOWLEDGE_BYTES = 32 << 10
 """Taken bytes are acknowledged in lots of this size; far below the stream's window, so no peer ever waits for it."""
+
+_MAX_TAKEN = 64
+"""How many messages a reader gets at once. Decoded, a message takes some forty times its bytes, so those that a slow
+reader leaves for later wait as bytes, and their window stays with us."""
 
 _REFUSED_STREAM = 7
 
@@ -87,6 +92,7 @@ class FastStream:
         "_has_headers",
         "_signal",
         "_splitter",
+        "_taken",
         "_waiting",
         "direct",
         "headers",
@@ -107,6 +113,7 @@ class FastStream:
         self._connection = connection
         self._splitter = MessageSplitter(max_message_bytes)
         self._signal = AioSignal()
+        self._taken = 0  # bytes taken and not acknowledged while others wait
         self._waiting = False
         self._has_headers = False
         self._ended = False
@@ -115,7 +122,7 @@ class FastStream:
     # -- Reader's side
 
     async def aio_receive(self) -> list[bytes]:
-        """Wait for messages and take all that have arrived."""
+        """Wait for messages and take what has arrived, up to a number."""
         splitter = self._splitter
         while not splitter.messages:
             if self._error is not None:
@@ -125,7 +132,10 @@ class FastStream:
             # The reader has taken all there was, so a message that is larger than the window can go on arriving.
             self._settle()
             await self._aio_wait()
+        if len(splitter.messages) > _MAX_TAKEN:
+            return self._take_some()
         messages = splitter.take()
+        self._taken = 0
         self._settle()
         return messages
 
@@ -168,6 +178,16 @@ class FastStream:
             self._error = error
             raise error
         return []
+
+    def _take_some(self) -> list[bytes]:
+        """Take the oldest messages, and acknowledge no more than those."""
+        messages = self._splitter.take(_MAX_TAKEN)
+        self._taken += sum(map(len, messages)) + PREFIX_BYTES * len(messages)
+        if self._taken >= _ACKNOWLEDGE_BYTES:
+            size, self._taken = self._taken, 0
+            self.unacknowledged -= size
+            self._connection.acknowledge(self.id, size)
+        return messages
 
     def _settle(self) -> None:
         if self.unacknowledged >= _ACKNOWLEDGE_BYTES:

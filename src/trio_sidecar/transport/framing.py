@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "PREFIX_BYTES",
     "MessageSplitter",
     "frame_message",
     "grpc_timeout",
@@ -75,8 +76,12 @@ class MessageSplitter:
         """Whether a message has begun and not ended."""
         return bool(self._parts)
 
-    def take(self) -> list[bytes]:
-        """All complete messages; they are the caller's now."""
+    def take(self, limit: int | None = None) -> list[bytes]:
+        """All complete messages, or the oldest ones up to a limit; they are the caller's now."""
+        if limit is not None:
+            messages = self.messages[:limit]
+            del self.messages[:limit]
+            return messages
         messages, self.messages = self.messages, []
         return messages
 

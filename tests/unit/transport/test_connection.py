@@ -9,12 +9,13 @@ import pytest
 import trio
 import trio.lowlevel
 
-from trio_sidecar.bridge import AioEvent, aio_sleep, run_aio
+from trio_sidecar.bridge import AioEvent, aio_sleep, aio_timeout, run_aio
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, RpcError, StatusCode
 from trio_sidecar.testing.peer import PeerStream, open_peer
-from trio_sidecar.transport.connection import ConnectionSettings, ConnectionState, NotProcessed
+from trio_sidecar.transport.connection import STREAM_WINDOW_BYTES, ConnectionSettings, ConnectionState, NotProcessed
 from trio_sidecar.transport.dial import aio_connect
+from trio_sidecar.transport.framing import frame_message
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -449,8 +450,46 @@ async def test_a_reader_that_takes_nothing_stops_the_peer(connect: Connect) -> N
 
     async with open_peer(script) as peer, connect(peer) as connection:
         before, after = await run_aio(aio_main, connection)
-        assert (1 << 20) - 16384 <= before <= 1 << 20
-        assert after >= before + (1 << 20)
+        assert STREAM_WINDOW_BYTES - 16384 <= before <= STREAM_WINDOW_BYTES
+        assert after >= before + STREAM_WINDOW_BYTES
+
+
+@fast_only
+async def test_small_messages_that_wait_for_a_slow_reader_keep_their_window(connect: Connect, fast: bool) -> None:
+    """Of many small messages the reader gets a few at once, and the peer gets window back only for those."""
+    sent = 0
+    frame = frame_message(bytes(27)) * 512
+
+    async def script(stream: PeerStream) -> None:
+        nonlocal sent
+        await stream.send_headers()
+        while True:
+            await stream.send_data(frame)
+            sent += len(frame)
+
+    async def aio_sent(at_least: int) -> None:
+        async with aio_timeout(20):
+            while sent < at_least:
+                await aio_sleep(0.01)
+        await aio_sleep(0.05)  # in which it could send too much
+
+    async def aio_main(connection: Connection) -> list[int]:
+        async with connection.aio_open("/t.T/Stream", b"", metadata={}) as stream:
+            await aio_sent(STREAM_WINDOW_BYTES)
+            before = sent
+            batches = [len(await stream.aio_receive()) for _ in range(64)]
+            await aio_sent(before + 16384)
+            between = sent
+            taken = 0
+            while taken < 4 * before:  # and with all taken, it goes on
+                taken += sum(len(message) for message in await stream.aio_receive())
+            return [before, between, *batches]
+
+    async with open_peer(script) as peer, connect(peer) as connection:
+        before, between, *batches = await run_aio(aio_main, connection)
+        assert STREAM_WINDOW_BYTES == before
+        assert before < between <= before + 64 * len(batches) * 32
+        assert [64] * 64 == batches
 
 
 @pytest.mark.rule("E1")
@@ -641,7 +680,7 @@ async def test_the_greeting(connect: Connect, collect: Collect, fast: bool) -> N
     async with open_peer(script_echo) as peer, connect(peer) as connection:
         assert [b"x"] == await collect(connection, request=b"x")
         h2 = peer.connections[0].h2
-        assert (1 << 20, 0) == (h2.remote_settings.initial_window_size, h2.remote_settings.enable_push)
+        assert (STREAM_WINDOW_BYTES, 0) == (h2.remote_settings.initial_window_size, h2.remote_settings.enable_push)
         assert 64 << 20 == h2.outbound_flow_control_window + len(b"\0\0\0\0\x01x")
 
 

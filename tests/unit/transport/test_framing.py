@@ -42,6 +42,15 @@ def test_splitter_knows_an_unfinished_message() -> None:
     assert splitter.partial
 
 
+def test_splitter_hands_out_the_oldest_messages_up_to_a_number() -> None:
+    """Those beyond it are kept for the next time, in order."""
+    splitter = MessageSplitter(LIMIT)
+    splitter.feed(b"".join(frame_message(message) for message in (b"1", b"2", b"3")))
+    assert [b"1", b"2"] == splitter.take(2)
+    assert [b"3"] == splitter.take(2)
+    assert [] == splitter.take(2)
+
+
 @pytest.mark.rule("FR-105")
 @pytest.mark.parametrize("length", [LIMIT + 1, 2**31, 2**32 - 1])
 def test_splitter_refuses_a_message_over_the_limit_by_its_prefix(length: int) -> None:
