@@ -1,4 +1,4 @@
-"""Write the tables of flags and variables into README.md and docs/configuration.md.
+"""Write the tables of flags and variables into docs/configuration.md.
 
 ``generate_reference.py --write`` does; without the flag it only says whether they agree with the settings classes.
 """
@@ -35,7 +35,7 @@ TABLES: dict[str, tuple[type[attrs.AttrsInstance], ...]] = {
     "frontend": (FrontendSettings,),
     "common": (HostSettings, LogSettings),
 }
-FILES = ("README.md", "docs/configuration.md")
+FILES = ("docs/configuration.md",)
 
 
 def table(classes: tuple[type[attrs.AttrsInstance], ...]) -> str:
