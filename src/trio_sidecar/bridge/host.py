@@ -26,7 +26,6 @@ import outcome
 import trio
 
 from trio_sidecar.bridge.call import run_aio
-from trio_sidecar.bridge.guest import start as start_guest
 from trio_sidecar.bridge.loop import AIO_END_SECONDS, LOOP, aio_end_tasks, log, log_stray_error
 from trio_sidecar.bridge.signals import Interrupt
 
@@ -128,7 +127,14 @@ def _run_guest(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[A
     def start() -> None:
         # Inside the loop, so that Trio finds asyncio's hooks for async generators and passes on to them.
         try:
-            start_guest(loop, guest, on_end, clock=clock)
+            trio.lowlevel.start_guest_run(
+                guest,
+                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+                run_sync_soon_not_threadsafe=loop.call_soon,
+                done_callback=on_end,
+                host_uses_signal_set_wakeup_fd=True,
+                clock=clock,
+            )
         except BaseException as error:  # noqa: BLE001, ASYNC103 - raised by the caller
             on_end(outcome.Error(error))
 
