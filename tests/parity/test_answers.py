@@ -83,12 +83,12 @@ def test_absent_temperature_is_greedy(both: Pair) -> None:
 
 def test_the_models_defaults(both: Pair, plain: Pair) -> None:
     """Penalty and length of the generation config hold where the request has none, unless the server ignores them."""
-    message = request([7] * (CONTEXT_LENGTH - 80), stopping={"ignore_eos": True}, response=ALL_FIELDS)
-    with_defaults, without = both.agree(message), plain.agree(message)
-    assert vllm_model.DEFAULTS["max_new_tokens"] == with_defaults.said["num_tokens"]
-    assert 80 == without.said["num_tokens"]
-    assert with_defaults.said["token_ids"] != without.said["token_ids"][: with_defaults.said["num_tokens"]]
-    assert {("LENGTH", "", None)} == {with_defaults.end, without.end}
+    longest = request([7] * (CONTEXT_LENGTH - 80), stopping={"ignore_eos": True})
+    ends = [pair.agree(longest) for pair in (both, plain)]
+    assert [vllm_model.DEFAULTS["max_new_tokens"], 80] == [answer.said["num_tokens"] for answer in ends]
+    assert [("LENGTH", "", None)] * 2 == [answer.end for answer in ends]
+    penalised = request([7] * 5, stopping=few(30, ignore_eos=True), response=ALL_FIELDS)
+    assert both.agree(penalised).said["token_ids"] != plain.agree(penalised).said["token_ids"]
 
 
 def test_length_is_clamped_to_the_context(both: Pair) -> None:
