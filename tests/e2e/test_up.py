@@ -124,5 +124,5 @@ def test_a_taken_port_is_named(env: dict[str, str]) -> None:
         done = ask(env, "x", f"--http-port={port}")
 
     assert 2 == done.returncode
-    refusal = f"--http-port: cannot listen on 127.0.0.1:{port}: Address already in use"
+    refusal = f"--http-port: 127.0.0.1:{port} is in use by another socket; choose another port"
     assert f"trio-sidecar up: {refusal}\n" == done.stderr

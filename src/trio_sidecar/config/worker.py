@@ -7,7 +7,6 @@ Every flag and variable that the Rust sidecar has means the same here; ``--coale
 from __future__ import annotations
 
 import enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,6 +27,7 @@ from trio_sidecar.config.fields import (
     whole_number,
     whole_seconds,
 )
+from trio_sidecar.config.model import check_endpoint_types, parse_endpoint_types, parse_template
 from trio_sidecar.config.tls import ClientTlsSettings
 from trio_sidecar.endpoint import NEEDS_TLS, GrpcEndpoint, HttpEndpoint, UnixAddress, parse_engine_endpoint
 from trio_sidecar.errors import InvalidConfig
@@ -36,21 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ENDPOINT_FLAG = "--grpc-endpoint"
-ENDPOINT_TYPES = (
-    "chat",
-    "completions",
-    "embedding",
-    "embeddings",
-    "image",
-    "images",
-    "audio",
-    "audios",
-    "video",
-    "videos",
-    "tensor",
-)
-"""What Dynamo 1.6 takes, in any case of letters."""
-
 MAX_CONNECTIONS = 65535
 MAX_U32 = 2**32 - 1
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -199,32 +184,6 @@ def _plane(flag: str, env: str, choices: tuple[str, ...], text: str, absent: str
     return setting(option, default=None, check=check)  # type: ignore[no-any-return]
 
 
-def _endpoint_types(text: str, source: str) -> tuple[str, ...]:
-    types = tuple(part.strip().lower() for part in text.split(","))
-    _check_endpoint_types(types, source)
-    unknown = [part for part in types if part not in ENDPOINT_TYPES]
-    if unknown:
-        raise InvalidConfig(source, f"{unknown[0][:60]!r} is not allowed; use {', '.join(ENDPOINT_TYPES)}")
-    return types
-
-
-def _template(text: str, source: str) -> str:
-    """A file that is there; Dynamo would look for it only when the engine is up."""
-    if text:
-        try:
-            with Path(text).open("rb"):
-                pass
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidConfig(source, f"cannot read {text!r}: {reason}") from error
-    return text
-
-
-def _check_endpoint_types(value: object, source: str) -> None:
-    if not isinstance(value, tuple) or not value or not all(isinstance(part, str) and part for part in value):
-        raise InvalidConfig(source, "must be a comma-separated list of endpoint types such as chat,completions")
-
-
 def _switch(flag: str, env: str, text: str) -> bool:
     option = Option(flag=flag, env=env, parse=parse_bool, help=text, choices=("true", "false"), switch=True)
     return setting(option, default=False, check=_is(bool))  # type: ignore[no-any-return]
@@ -288,18 +247,18 @@ class WorkerSettings:
         Option(
             flag="--endpoint-types",
             env="DYN_ENDPOINT_TYPES",
-            parse=_endpoint_types,
+            parse=parse_endpoint_types,
             metavar="TYPES",
             help="Comma-separated endpoint types that Dynamo knows, such as chat, completions, embeddings.",
         ),
         default=("chat", "completions"),
-        check=_check_endpoint_types,
+        check=check_endpoint_types,
     )
     custom_jinja_template: str | None = setting(
         Option(
             flag="--custom-jinja-template",
             env="DYN_CUSTOM_JINJA_TEMPLATE",
-            parse=_template,
+            parse=parse_template,
             metavar="PATH",
             help="Jinja chat template to use instead of the model's own.",
             empty_is_unset=True,
