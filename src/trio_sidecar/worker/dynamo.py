@@ -33,7 +33,7 @@ from trio_sidecar.worker.etcd import wait_for_etcd
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.management import Management
 from trio_sidecar.worker.probes import open_probes, system_port
-from trio_sidecar.worker.registration import engine_config, model_facts, worker_config
+from trio_sidecar.worker.registration import check_suitable, engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ async def run_worker(
             if model is not None and not stop.requested:
                 if process_ends_after:
                     settle_collector()
+                check_suitable(settings, model)  # first, because the wait may be long
                 if binding.waits_for_etcd and settings.discovery_backend in (None, "etcd"):
                     with stop.cancelling():
                         await wait_for_etcd(os.environ)

@@ -355,10 +355,20 @@ async def test_cleanup_is_idempotent(aio_loop: object) -> None:
     assert (0, []) == await World(dynamo=FakeDynamo(aio_serve)).run()
 
 
+@attrs.define(eq=False)
+class NeedsEtcd(FakeDynamo):
+    """A runtime that waits for etcd."""
+
+    @property
+    def binding(self) -> Binding:
+        """It, as the worker sees it."""
+        return attrs.evolve(super().binding, waits_for_etcd=True)
+
+
 @pytest.mark.rule("R2.18", "R11.12")
 async def test_role_that_the_engine_cannot_play(aio_loop: object) -> None:
     """An encode worker before a text engine is a wrong setting, for the command line to tell; nothing is registered."""
-    world = World()
+    world = World(dynamo=NeedsEtcd())  # which is not there, and is not waited for
     words = "--disaggregation-mode: encode requires a multimodal engine; 'served-model' is not one"
     with pytest.raises(InvalidConfig, match=words):
         await world.run(disaggregation_mode=DisaggregationMode.ENCODE)
@@ -373,16 +383,6 @@ async def test_without_dynamo(aio_loop: object, monkeypatch: pytest.MonkeyPatch)
     settings = WorkerSettings(transport=TransportSettings(grpc_endpoint=GrpcEndpoint.parse("127.0.0.1:1")))
     with pytest.raises(MissingExtra, match=r"pip install 'trio-sidecar\[dynamo\]'"):
         await run_worker(settings)
-
-
-@attrs.define(eq=False)
-class NeedsEtcd(FakeDynamo):
-    """A runtime that waits for etcd."""
-
-    @property
-    def binding(self) -> Binding:
-        """It, as the worker sees it."""
-        return attrs.evolve(super().binding, waits_for_etcd=True)
 
 
 @pytest.mark.parametrize(("backend", "code"), [(None, 1), ("etcd", 1), ("file", 0)])
