@@ -1,17 +1,31 @@
-"""Fixtures for asyncio code in Trio tests."""
+"""Fixtures for all tests: asyncio code in Trio tests, both hosts, certificates, and logging as it was."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from support.certificates import Certificates, make_certificates
 from trio_sidecar.bridge import Host, open_aio_loop
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """Whatever a test configures, also through a command that it runs, the next one finds logging as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
 
 
 @pytest.fixture

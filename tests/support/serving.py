@@ -24,6 +24,8 @@ CLIENT_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    # Otherwise a client that does not read may offer windows of megabytes, in which a whole answer fits.
+    ("grpc.http2.bdp_probe", 0),
 ]
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import warnings
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -14,24 +13,10 @@ import structlog
 from trio_sidecar.config import LogFormat, LogLevel, LogSettings
 from trio_sidecar.observe.logging import calm_dynamo, configure_logging
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 def log_everything(log_format: LogFormat, stream: io.StringIO, level: LogLevel = LogLevel.INFO) -> list[str]:

@@ -19,6 +19,7 @@ async def test_a_start_after_the_worker_has_ended(aio_loop: object) -> None:
     """A start that comes too late fails, and the cleanup after it does not wait for what never began."""
 
     async def start_up(engine: Engine) -> Any:
+        await trio.lowlevel.checkpoint()
         raise AssertionError
 
     async with trio.open_nursery() as nursery:
