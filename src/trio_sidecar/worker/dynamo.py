@@ -29,7 +29,7 @@ from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
-from trio_sidecar.worker.etcd import wait_for_etcd
+from trio_sidecar.worker.etcd import discovery_backend, wait_for_etcd
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.management import Management
 from trio_sidecar.worker.probes import open_probes, system_port
@@ -116,7 +116,7 @@ async def run_worker(
                 if process_ends_after:
                     settle_collector()
                 check_suitable(settings, model)  # first, because the wait may be long
-                if binding.waits_for_etcd and settings.discovery_backend in (None, "etcd"):
+                if binding.waits_for_etcd and discovery_backend(settings.discovery_backend, os.environ) == "etcd":
                     with stop.cancelling():
                         await wait_for_etcd(os.environ)
             if model is not None and not stop.requested:

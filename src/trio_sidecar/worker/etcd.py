@@ -19,7 +19,10 @@ from trio_sidecar.worker.errors import RuntimeFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["wait_for_etcd"]
+__all__ = ["discovery_backend", "wait_for_etcd"]
+
+DISCOVERY = ("DYN_DISCOVERY_BACKEND", "etcd")
+"""The variable that chooses where workers are found, and Dynamo's default."""
 
 ENDPOINTS = ("ETCD_ENDPOINTS", "http://localhost:2379")
 STARTUP_SECS = ("ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS", "120")
@@ -31,6 +34,11 @@ RETRY_SECS = 0.5
 ATTEMPT_SECS = 5.0
 
 log = structlog.get_logger("trio_sidecar.worker.etcd")
+
+
+def discovery_backend(setting: str | None, environment: Mapping[str, str]) -> str:
+    """The backend that Dynamo's runtime will use: the setting, else the variable, else etcd."""
+    return setting or environment.get(*DISCOVERY)
 
 
 async def wait_for_etcd(environment: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from trio_sidecar.errors import InvalidConfig, MissingExtra, SidecarError, cause
 from trio_sidecar.lifecycle import open_stop_signals
 from trio_sidecar.worker.binding import missing_dynamo
 from trio_sidecar.worker.errors import RuntimeFailed
-from trio_sidecar.worker.etcd import wait_for_etcd
+from trio_sidecar.worker.etcd import discovery_backend, wait_for_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FrontendBinding", "load_frontend_binding", "run_frontend"]
 
-DISCOVERY = ("DYN_DISCOVERY_BACKEND", "etcd")
 REQUEST_PLANE = ("DYN_REQUEST_PLANE", "tcp")
-"""Variables of Dynamo that its own entry points read, with their defaults; its classes want the values."""
+"""A variable of Dynamo that its own entry points read, with its default; its classes want the value."""
 
 log = structlog.get_logger("trio_sidecar.frontend")
 
@@ -111,7 +110,7 @@ async def _serve(settings: FrontendSettings, binding: FrontendBinding, stop: Sto
     Returns:
         Why it ended, if nobody had asked it to.
     """
-    discovery = os.environ.get(*DISCOVERY)
+    discovery = discovery_backend(None, os.environ)
     try:
         await _check_address(settings)
         if discovery == "etcd":

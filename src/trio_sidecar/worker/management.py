@@ -16,6 +16,7 @@ from trio_sidecar.errors import EngineShutdown, InvalidRequest
 from trio_sidecar.kv_events import aio_list_sources
 from trio_sidecar.lora import AdapterGate, LoraManager, LoraSettings
 from trio_sidecar.rl import RlClient, check_control_body, supported_controls, supported_updates, worker_metadata
+from trio_sidecar.worker.etcd import discovery_backend
 from trio_sidecar.worker.lora import DynamoPublisher, aio_downloader
 from trio_sidecar.worker.registration import component_of
 from trio_sidecar.worker.rl import RouteDescriber, own_system_port, rl_endpoint_name, system_url
@@ -211,7 +212,7 @@ class Management:
         if self._binding.open_runtime is None or self._nursery is None:
             return
         settings = self._settings
-        backend = settings.discovery_backend or os.environ.get("DYN_DISCOVERY_BACKEND", "etcd")
+        backend = discovery_backend(settings.discovery_backend, os.environ)
         plane = settings.request_plane or os.environ.get("DYN_REQUEST_PLANE", "tcp")
         with own_system_port(os.environ):
             runtime = self._binding.open_runtime(current_loop(), backend, plane)

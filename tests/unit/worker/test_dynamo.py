@@ -385,11 +385,17 @@ async def test_without_dynamo(aio_loop: object, monkeypatch: pytest.MonkeyPatch)
         await run_worker(settings)
 
 
-@pytest.mark.parametrize(("backend", "code"), [(None, 1), ("etcd", 1), ("file", 0)])
+@pytest.mark.parametrize(
+    ("backend", "variable", "code"),
+    [(None, None, 1), ("etcd", None, 1), ("file", None, 0), (None, "file", 0), (None, "etcd", 1), ("file", "etcd", 0)],
+)
 async def test_waits_for_etcd_where_that_is_the_discovery(
-    aio_loop: object, monkeypatch: pytest.MonkeyPatch, backend: str | None, code: int
+    aio_loop: object, monkeypatch: pytest.MonkeyPatch, backend: str | None, variable: str | None, code: int
 ) -> None:
     """Dynamo's runtime would wait in silence and deaf to signals; so the worker waits before, and says so."""
+    monkeypatch.delenv("DYN_DISCOVERY_BACKEND", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("DYN_DISCOVERY_BACKEND", variable)
     monkeypatch.setenv("ETCD_ENDPOINTS", "http://127.0.0.1:1")
     monkeypatch.setenv("ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS", "0.1")
     world = World(dynamo=NeedsEtcd(aio_stop))
