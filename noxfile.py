@@ -93,7 +93,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network and no Dynamo, in random order, with warnings as errors."""
     install_wheel(session, *group("test"))
-    run_pytest(session, "tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py")
+    where = ("tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py")
+    run_pytest(session, "--numprocesses=2", *where)  # on two cores, so that they need less than a minute
 
 
 @nox.session(python=PYTHON)
