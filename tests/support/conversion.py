@@ -1,4 +1,4 @@
-"""Short names for converting a request in a test, and for seeing it refused."""
+"""Short names for converting requests and answers in a test, and for seeing a request refused."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.samples import model_facts
-from trio_sidecar.convert.request import ConvertedRequest, convert_request
+from support.samples import candidates, model_facts, tokens
+from trio_sidecar.convert.request import ConvertedRequest, ResponseOptionsState, convert_request
+from trio_sidecar.convert.response import ResponseConverter
 from trio_sidecar.errors import ErrorKind, InvalidRequest
 
 if TYPE_CHECKING:
     from trio_sidecar.convert.request import ModelFacts
-    from trio_sidecar.wire import GenerateRequest
+    from trio_sidecar.convert.response import Chunk
+    from trio_sidecar.wire import GenerateRequest, GenerateResponse
 
 
 def convert(request: dict[str, Any], model: ModelFacts | None = None) -> ConvertedRequest:
@@ -38,3 +40,24 @@ def dig(message: object, path: str) -> object:
     for name in path.split("."):
         message = getattr(message, name)
     return message
+
+
+def converter(**options: Any) -> ResponseConverter:
+    """A converter for a prompt of three tokens unless the options say otherwise."""
+    return ResponseConverter(ResponseOptionsState(**{"prompt_tokens": 3, **options}))
+
+
+def run(responses: list[GenerateResponse], **options: Any) -> list[Chunk]:
+    """All chunks of a whole stream."""
+    convert_one = converter(**options).convert
+    return [chunk for response in responses if (chunk := convert_one(response)) is not None]
+
+
+def two_tokens(**changes: Any) -> GenerateResponse:
+    """Two tokens with logprobs and one candidate each."""
+    columns: dict[str, Any] = {
+        "logprobs": [-0.25, -0.75],
+        "ranks": [1, 3],
+        "candidate_tokens": [candidates((43, -0.5, 2)), candidates((51, -0.5, 1))],
+    }
+    return tokens(42, 50, text=" two", **{**columns, **changes})

@@ -7,7 +7,7 @@ from typing import Any
 from support.differential import ADAPTER
 from support.directed import GENERATING, TOKENS_ONLY, Directed, case
 from support.request_strategies import marker
-from support.samples import HANDOFF, IMAGES, KWARGS, OTHER_KWARGS, features
+from support.samples import ENVELOPE_SAMPLING, HANDOFF, IMAGES, KWARGS, OTHER_KWARGS, features
 
 __all__ = ["REQUESTS"]
 
@@ -15,23 +15,6 @@ UINT32_MAX = 2**32 - 1
 PRIVATE = "_dynamo_sidecar_multimodal_prompt_token_ids"
 KWARGS_MARKER = "0a6e5e38d1e6fe68" + "0" * 48
 UNSAFE = ("/tmp/escape", "../escape", "nested/item", "nested\\item", ".", "..", "nul\0item")
-EVERYTHING: dict[str, Any] = {
-    "temperature": 0.8,
-    "top_p": 0.85,
-    "top_k": 7,
-    "min_p": 0.05,
-    "seed": 321,
-    "presence_penalty": 0.2,
-    "frequency_penalty": 0.3,
-    "repetition_penalty": 1.2,
-    "max_tokens": 9,
-    "min_tokens": 2,
-    "stop_token_ids": [42, 43],
-    "ignore_eos": True,
-    "logprobs": 2,
-    "prompt_logprobs": 3,
-    "skip_special_tokens": False,
-}
 
 
 def extra(name: str, *rules: str, args: Any, roles: tuple[str, ...] = TOKENS_ONLY, **fields: Any) -> Directed:
@@ -311,19 +294,19 @@ LEGACY = [
         cache_salt="z",
         priority=3,
     ),
-    hydrating("everything", "R7.64", **EVERYTHING),
-    hydrating("nulls", "R7.64", **dict.fromkeys(EVERYTHING)),
+    hydrating("everything", "R7.64", **ENVELOPE_SAMPLING),
+    hydrating("nulls", "R7.64", **dict.fromkeys(ENVELOPE_SAMPLING)),
     extra(
         "typed values win",
         "R7.64",
-        args={"vllm_tito": {"sampling_params": EVERYTHING}},
+        args={"vllm_tito": {"sampling_params": ENVELOPE_SAMPLING}},
         sampling={"temperature": 0.4},
         stop={"stop_token_ids": [7]},
     ),
     extra(
         "hidden stop ids win",
         "R7.65",
-        args={"vllm_tito": {"sampling_params": EVERYTHING}},
+        args={"vllm_tito": {"sampling_params": ENVELOPE_SAMPLING}},
         stop={"stop_token_ids_hidden": [7]},
     ),
     *(hydrating(f"logprobs {count!r}", "R7.66", logprobs=count) for count in (-1, 0, 2**32, -2, 1.5, "2")),

@@ -196,3 +196,23 @@ def finished(count: int, reason: FinishInfoFinishReason = FinishInfoFinishReason
 def prompt_info(count: int = len(PROMPT), **columns: Any) -> GenerateResponse:
     """The first message of a stream."""
     return GenerateResponse(prompt_info=PromptInfo(num_prompt_tokens=count, **columns))
+
+
+ENVELOPE_SAMPLING: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_p": 0.85,
+    "top_k": 7,
+    "min_p": 0.05,
+    "seed": 321,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.2,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop_token_ids": [42, 43],
+    "ignore_eos": True,
+    "logprobs": 2,
+    "prompt_logprobs": 3,
+    "skip_special_tokens": False,
+}
+"""Every sampling parameter that a legacy envelope hydrates (R7.64)."""

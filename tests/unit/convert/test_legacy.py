@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from support.conversion import convert, dig, refused, wire
-from support.samples import minimal_request, model_facts
+from support.samples import ENVELOPE_SAMPLING, minimal_request, model_facts
 from trio_sidecar.convert.struct import json_from_struct
 from trio_sidecar.wire import CandidateTokens
 
@@ -18,41 +18,22 @@ def enveloped(params: Any = None, *, members: Any = None, extra: Any = None, **c
     return minimal_request(extra_args={"vllm_tito": envelope, **(extra or {})}, **changes)
 
 
-FULL = {
-    "temperature": 0.8,
-    "top_p": 0.85,
-    "top_k": 7,
-    "min_p": 0.05,
-    "seed": 321,
-    "presence_penalty": 0.2,
-    "frequency_penalty": 0.3,
-    "repetition_penalty": 1.2,
-    "max_tokens": 9,
-    "min_tokens": 2,
-    "stop_token_ids": [42, 43],
-    "ignore_eos": True,
-    "logprobs": 2,
-    "prompt_logprobs": 3,
-    "skip_special_tokens": False,
-}
-
-
 @pytest.mark.rule("R7.64", "R7.73")
 def test_the_envelope_fills_every_absent_field() -> None:
     """An envelope with everything makes the same request as the typed fields would."""
     typed = minimal_request(
-        sampling={key: FULL[key] for key in list(FULL)[:8]},
-        stop={key: FULL[key] for key in ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
-        output={key: FULL[key] for key in ("logprobs", "prompt_logprobs", "skip_special_tokens")},
+        sampling={key: ENVELOPE_SAMPLING[key] for key in list(ENVELOPE_SAMPLING)[:8]},
+        stop={key: ENVELOPE_SAMPLING[key] for key in ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
+        output={key: ENVELOPE_SAMPLING[key] for key in ("logprobs", "prompt_logprobs", "skip_special_tokens")},
     )
-    assert convert(typed) == convert(enveloped({**FULL, "return_token_ids": True}))
+    assert convert(typed) == convert(enveloped({**ENVELOPE_SAMPLING, "return_token_ids": True}))
 
 
 @pytest.mark.rule("R7.64")
 def test_typed_values_win() -> None:
     """A typed value, also a zero, is never replaced; null in the envelope is absent."""
     request = enveloped(
-        {**FULL, "seed": None},
+        {**ENVELOPE_SAMPLING, "seed": None},
         sampling={"temperature": 0.4, "presence_penalty": 0.0},
         stop={"stop_token_ids": [7], "ignore_eos": False, "max_tokens": 0},
         output={"logprobs": 0, "skip_special_tokens": True},

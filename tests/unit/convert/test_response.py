@@ -6,26 +6,15 @@ from typing import Any
 
 import pytest
 
-from support.conversion import convert
+from support.conversion import convert, converter, run
 from support.samples import candidates, finished, minimal_request, prompt_info, tokens
 from trio_sidecar.config import DisaggregationMode
-from trio_sidecar.convert.request import ResponseOptionsState
-from trio_sidecar.convert.response import Chunk, ResponseConverter
+from trio_sidecar.convert.response import ResponseConverter
 from trio_sidecar.convert.struct import struct_from_json
 from trio_sidecar.errors import ErrorKind, ProtocolError
 from trio_sidecar.wire import FinishInfo, FinishInfoFinishReason, GenerateResponse, SequenceOutput, Struct, Value
 
 LENGTH, STOP, ABORTED = FinishInfoFinishReason.LENGTH, FinishInfoFinishReason.STOP, FinishInfoFinishReason.ABORTED
-
-
-def converter(**options: Any) -> ResponseConverter:
-    return ResponseConverter(ResponseOptionsState(**{"prompt_tokens": 3, **options}))
-
-
-def run(responses: list[GenerateResponse], **options: Any) -> list[Chunk]:
-    """All chunks of a whole stream."""
-    convert_one = converter(**options).convert
-    return [chunk for response in responses if (chunk := convert_one(response)) is not None]
 
 
 def broken(*responses: GenerateResponse, **options: Any) -> str:

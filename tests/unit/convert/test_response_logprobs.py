@@ -1,34 +1,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
-from support.conversion import convert
+from support.conversion import convert, run, two_tokens
 from support.samples import candidates, finished, prompt_info, rich_request, tokens
-from trio_sidecar.convert.request import ResponseOptionsState
-from trio_sidecar.convert.response import LOGPROB_FLOOR, Chunk, ResponseConverter
+from trio_sidecar.convert.response import LOGPROB_FLOOR, ResponseConverter
 from trio_sidecar.wire import FinishInfoFinishReason, GenerateResponse
-
-
-def converter(**options: Any) -> ResponseConverter:
-    return ResponseConverter(ResponseOptionsState(**{"prompt_tokens": 3, **options}))
-
-
-def run(responses: list[GenerateResponse], **options: Any) -> list[Chunk]:
-    """All chunks of a whole stream."""
-    convert_one = converter(**options).convert
-    return [chunk for response in responses if (chunk := convert_one(response)) is not None]
-
-
-def two_tokens(**changes: Any) -> GenerateResponse:
-    columns: dict[str, Any] = {
-        "logprobs": [-0.25, -0.75],
-        "ranks": [1, 3],
-        "candidate_tokens": [candidates((43, -0.5, 2)), candidates((51, -0.5, 1))],
-    }
-    return tokens(42, 50, text=" two", **{**columns, **changes})
 
 
 @pytest.mark.rule("R8.19", "FR-056")

@@ -1,35 +1,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.samples import candidates, finished, tokens
-from trio_sidecar.convert.request import ResponseOptionsState
-from trio_sidecar.convert.response import Chunk, ResponseConverter, merge_chunks
-from trio_sidecar.wire import FinishInfoFinishReason, GenerateResponse
-
-
-def converter(**options: Any) -> ResponseConverter:
-    return ResponseConverter(ResponseOptionsState(**{"prompt_tokens": 3, **options}))
-
-
-def run(responses: list[GenerateResponse], **options: Any) -> list[Chunk]:
-    """All chunks of a whole stream."""
-    convert_one = converter(**options).convert
-    return [chunk for response in responses if (chunk := convert_one(response)) is not None]
-
-
-def two_tokens(**changes: Any) -> GenerateResponse:
-    columns: dict[str, Any] = {
-        "logprobs": [-0.25, -0.75],
-        "ranks": [1, 3],
-        "candidate_tokens": [candidates((43, -0.5, 2)), candidates((51, -0.5, 1))],
-    }
-    return tokens(42, 50, text=" two", **{**columns, **changes})
+from support.conversion import converter, run, two_tokens
+from support.samples import finished, tokens
+from trio_sidecar.convert.response import Chunk, merge_chunks
+from trio_sidecar.wire import FinishInfoFinishReason
 
 
 def test_merging_concatenates_what_streams() -> None:
