@@ -69,6 +69,11 @@ class ServerCall:
         self._cancelled = False
         self._verdict: tuple[StatusCode, str] | None = None
 
+    @property
+    def answered(self) -> bool:
+        """Whether the client has been sent anything."""
+        return self._headers_sent or self._ended
+
     def attach(self, task: AioTask[None]) -> None:
         """The task that runs the call, so that it can be cancelled."""
         self._task = task

@@ -15,8 +15,11 @@ from grpclib.config import Configuration
 from grpclib.protocol import AbstractHandler, Connection, EventsProcessor, H2Protocol
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
+
+from trio_sidecar.server.flood import MAX_UNREAD_BYTES
 
 if TYPE_CHECKING:
     from trio_sidecar.bridge.listen import AioTransport
@@ -104,6 +107,9 @@ class ServerProtocol(H2Protocol):
                 self.processor.process(event)
         if not self.connection.is_closing():
             self.connection.flush()
+            if self.transport is not None and self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                log.warning("client_does_not_read", unread_bytes=self.transport.get_write_buffer_size())
+                self.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Tell every call."""
@@ -111,13 +117,13 @@ class ServerProtocol(H2Protocol):
         super().connection_lost(exc)
         self._connection_handler.disconnected(self)
 
-    def close(self) -> None:
+    def close(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """Say GOAWAY and close when everything written is sent; calls still open are cancelled. Safe to repeat."""
         if self.closed or self.connection.is_closing():
             return
         # If HTTP/2 says it is closed already, what it has to say about that is in the buffer.
         with suppress(ProtocolError):
-            self.h2.close_connection()
+            self.h2.close_connection(error_code=code)
         self.connection.flush()
         self.processor.close("server closes the connection")
 

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 import structlog
+from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
-from trio_sidecar.bridge import AioEvent
+from trio_sidecar.bridge import AioEvent, aio_now
 from trio_sidecar.bridge.listen import aio_spawn
 from trio_sidecar.errors import StatusCode
 from trio_sidecar.server.call import ServerCall
+from trio_sidecar.server.flood import ResetBudget
 from trio_sidecar.server.headers import BadHeaders, parse_headers, rejection
 from trio_sidecar.server.health import HealthFace
 from trio_sidecar.server.methods import method_table
@@ -168,6 +170,7 @@ class _Handler(ConnectionHandler):
         self._server = server
         self._protocol: ServerProtocol | None = None
         self._calls: dict[Stream, ServerCall] = {}
+        self._resets = ResetBudget()
 
     def connected(self, protocol: ServerProtocol) -> None:
         self._protocol = protocol
@@ -197,7 +200,11 @@ class _Handler(ConnectionHandler):
 
     def cancel(self, stream: Stream) -> None:
         if (call := self._calls.get(stream)) is not None:
+            unanswered = not call.answered
             call.gone()
+            if unanswered and self._protocol is not None and not self._resets.spend(aio_now()):
+                log.warning("client_resets_too_many_calls", advice="it is told ENHANCE_YOUR_CALM and disconnected")
+                self._protocol.close(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def close(self) -> None:
         for call in tuple(self._calls.values()):

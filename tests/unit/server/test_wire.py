@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 import trio
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamReset, TrailersReceived
+from h2.events import ConnectionTerminated, DataReceived, StreamReset
 
 from support.mock_engine import mock_settings, token_settings
+from support.raw_client import STREAM, UNARY, framed, raw_client
 from support.serving import Client, generate_request, serving, wait_until
 from trio_sidecar.engines.mock import MockEngine, open_mock
 
 if TYPE_CHECKING:
     import asyncio
 
-    from support.serving import Serving
-
-UNARY, STREAM = "/vllm.Inference/Generate", "/vllm.Inference/GenerateStream"
 MIB = 1 << 20
-
-
-class RawClient:
-    """An HTTP/2 connection that sends what it is told to."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self.h2 = H2Connection(
-            H2Configuration(client_side=True, header_encoding="utf-8", validate_outbound_headers=False)
-        )
-        self.events: list[Any] = []
-        self.closed = False
-
-    async def flush(self) -> None:
-        """Send what is pending."""
-        await self.stream.send_all(self.h2.data_to_send())
-
-    async def open(self, path: str, *extra: tuple[str, str], **changes: str) -> int:
-        """Send request headers; the new stream's id."""
-        headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
-        headers |= {"content-type": "application/grpc"} | changes
-        stream_id = self.h2.get_next_available_stream_id()
-        self.h2.send_headers(stream_id, [*headers.items(), *extra])
-        await self.flush()
-        return stream_id
-
-    async def send(self, stream_id: int, data: bytes, *, end: bool = True) -> None:
-        """Send bytes on a stream, minding the windows."""
-        while len(data) > 0:
-            size = min(len(data), self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size)
-            if size <= 0:
-                await self.receive()
-                continue
-            self.h2.send_data(stream_id, data[:size])
-            data = data[size:]
-            await self.flush()
-        if end:
-            self.h2.end_stream(stream_id)
-            await self.flush()
-
-    async def receive(self) -> None:
-        """Take what arrives next."""
-        data = await self.stream.receive_some()
-        self.closed = not data
-        for event in self.h2.receive_data(data):
-            if isinstance(event, DataReceived):
-                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            self.events.append(event)
-        await self.flush()
-
-    async def status(self, stream_id: int) -> dict[str, str]:
-        """The headers with which a stream ends."""
-        with trio.fail_after(5):
-            while True:
-                for event in self.events:
-                    if getattr(event, "stream_id", None) != stream_id:
-                        continue
-                    if isinstance(event, ResponseReceived | TrailersReceived):
-                        headers = {str(name): str(value) for name, value in event.headers}
-                        if "grpc-status" in headers:
-                            return headers
-                assert not self.closed
-                await self.receive()
-
-
-async def connect(server: Serving) -> RawClient:
-    """A raw client."""
-    client = RawClient(await trio.open_tcp_stream(server.tcp.host, server.tcp.port))
-    client.h2.initiate_connection()
-    await client.flush()
-    return client
-
-
-def framed(data: bytes, *, compressed: bool = False, size: int | None = None) -> bytes:
-    """A gRPC message."""
-    return struct.pack(">BI", compressed, len(data) if size is None else size) + data
-
 
 BAD_BODIES = [
     ("no message", b"", "13", "without a GenerateRequest"),
@@ -117,7 +35,7 @@ BAD_BODIES = [
 async def test_bad_bodies(aio_loop: asyncio.AbstractEventLoop, path: str) -> None:
     """Each gets its status and a reason, trailers only, and the connection serves on."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        client = await connect(server)
+        client = await raw_client(server)
         for name, body, code, words in BAD_BODIES:
             stream_id = await client.open(path, ("grpc-encoding", "gzip"))
             await client.send(stream_id, body)
@@ -134,7 +52,7 @@ async def test_bad_bodies(aio_loop: asyncio.AbstractEventLoop, path: str) -> Non
 async def test_too_large_is_refused_before_it_is_sent(aio_loop: asyncio.AbstractEventLoop) -> None:
     """The prefix is enough to refuse, and the rest of the request is called off."""
     async with open_mock(mock_settings()) as engine, serving(engine, max_message_bytes=1000) as server:
-        client = await connect(server)
+        client = await raw_client(server)
         stream_id = await client.open(UNARY)
         await client.send(stream_id, framed(b"x", size=1001), end=False)
         assert "11" == (await client.status(stream_id))["grpc-status"]
@@ -178,7 +96,7 @@ async def test_bad_calls(
 ) -> None:
     """Unknown paths and foreign requests are answered at once."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        client = await connect(server)
+        client = await raw_client(server)
         headers = await client.status(await client.open(path, **changes))
         assert (http, code) == (headers[":status"], headers["grpc-status"])
         assert words in headers["grpc-message"]
@@ -188,7 +106,7 @@ async def test_bad_calls(
 async def test_unknown_frames_are_ignored(aio_loop: asyncio.AbstractEventLoop) -> None:
     """HTTP/2 demands it."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        client = await connect(server)
+        client = await raw_client(server)
         await client.stream.send_all(b"\0\0\2\xbb\0\0\0\0\0hi")
         stream_id = await client.open(STREAM)
         await client.send(stream_id, framed(generate_request().SerializeToString()))
@@ -211,7 +129,7 @@ async def test_foreign_protocols_are_hung_up_on(aio_loop: asyncio.AbstractEventL
 async def test_the_end_says_goaway(aio_loop: asyncio.AbstractEventLoop) -> None:
     """A client is told that the connection ends in order."""
     async with open_mock(mock_settings()) as engine, serving(engine) as server:
-        client = await connect(server)
+        client = await raw_client(server)
         await client.receive()
         server.scope.cancel()
         with trio.fail_after(5):
@@ -225,7 +143,7 @@ async def test_the_end_says_goaway(aio_loop: asyncio.AbstractEventLoop) -> None:
 async def test_a_client_that_shuts_its_window(aio_loop: asyncio.AbstractEventLoop) -> None:
     """With a window of 100 bytes the engine waits for the client; when that resets, all is released."""
     async with open_mock(token_settings()) as engine, serving(engine) as server:
-        client = await connect(server)
+        client = await raw_client(server)
         client.h2.update_settings({4: 100})
         await client.flush()
         stream_id = await client.open(STREAM)
