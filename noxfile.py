@@ -17,7 +17,7 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "tests", "protos", "e2e", "conformance", "differential", "bench-gate"]
+nox.options.sessions = ["lint", "types", "tests", "simulation-short", "protos", "e2e", "conformance", "differential", "bench-gate"]
 
 ROOT = Path(__file__).parent
 CACHE = ROOT / ".cache"
@@ -96,6 +96,25 @@ def tests(session: nox.Session) -> None:
     install_wheel(session, *group("test"))
     where = ("tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py")
     run_pytest(session, "--numprocesses=2", *where)  # on two cores, so that they need less than a minute
+
+
+@nox.session(python=PYTHON)
+def simulation(session: nox.Session) -> None:
+    """Play 20,000 random schedules of faults in virtual time; ``-- --seed N`` plays one again and shows it."""
+    simulate(session, "--schedules", "20000")
+
+
+@nox.session(python=PYTHON, name="simulation-short")
+def simulation_short(session: nox.Session) -> None:
+    """Play 1,000 schedules, other ones each time, and see that known bugs would be found."""
+    simulate(session, "--schedules", "1000")
+    run_pytest(session, "tests/simulation")
+
+
+def simulate(session: nox.Session, *arguments: str) -> None:
+    """Run the simulation with the session's arguments, on two processes."""
+    install_wheel(session, *group("test"))
+    session.run("python", "-m", "simulation", *arguments, *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
 
 
 @nox.session(python=PYTHON)

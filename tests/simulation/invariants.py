@@ -1,0 +1,176 @@
+"""What must hold in every run, whatever the schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from simulation.schedule import Act, Ending, FaultKind
+from trio_sidecar.testing.network import Answer
+
+if TYPE_CHECKING:
+    from simulation.client import Client
+    from simulation.world import World
+
+__all__ = ["check", "watch"]
+
+PROMPT_SECS = 0.02
+"""What counts as at once, where no network is waited for."""
+
+QUIET_SECS = 2.2
+"""After that, what a client has dropped must have reached the engine, however slow the network is."""
+
+CLOSE_SECS = 2.0
+"""What the end of a worker may take beside grace and drain budget: the pool's second, and the process's last moment."""
+
+DEAD_SECS = 0.4
+"""After that long without any connection, and with every attempt refused, no request may wait for one."""
+
+WATCH_SECS = 0.2
+
+HARMLESS = frozenset(
+    {
+        FaultKind.GOAWAY,
+        FaultKind.GOAWAY_TWICE,
+        FaultKind.SLOW,
+        FaultKind.FROZEN,
+        FaultKind.RESTRICTED,
+        FaultKind.UNHEALTHY,
+    }
+)
+"""Faults that must not cost any request more than time."""
+
+SUCCESS = ("length", "stop")
+CANCELLED = "cancelled"
+
+
+async def watch(world: World) -> None:
+    """Look, now and then, whether the worker's books agree when nothing is under way (Trio-flavoured)."""
+    quiet_since = dead_since = trio.current_time()
+    while True:
+        await trio.sleep(WATCH_SECS)
+        now = trio.current_time()
+        under_way = [
+            client for client in world.dynamo.clients if client.started_at is not None and client.ended_at is None
+        ]
+        if under_way:
+            quiet_since = now
+        elif now - quiet_since >= QUIET_SECS:
+            _check_quiet(world)
+            quiet_since = now
+        if world.engine.links or world.network.answer is not Answer.REFUSE:
+            dead_since = now
+        for client in under_way:
+            reads = not client.plan.pause_secs  # others may have much to read yet
+            if reads and now - max(dead_since, client.started_at or 0.0) > DEAD_SECS:
+                world.fault(f"request {client.plan.number} waits, though nothing can serve it")
+
+
+def _check_quiet(world: World) -> None:
+    """No request is under way: the engine holds nothing, and no place on a connection is taken."""
+    engine, remote = world.engine, world.remote
+    if held := engine.held_open():
+        world.fault(f"the engine still holds requests {[plan.number for plan in held]}, and all clients have their end")
+    if remote is not None:
+        # The worker's own calls may be under way, or wait while connections are replaced.
+        slots = remote.pool.slots
+        places = sum(slot.open_streams for slot in slots)
+        streams = sum(slot.connection.open_streams for slot in slots if slot.connection is not None)
+        queued = remote.pool.statistics().queued
+        if places != streams or (queued and all(slot.connection is not None for slot in slots)):
+            world.fault(f"the pool is not idle: {streams} streams, {queued} queued, {places} places taken")
+    if world.dynamo.engine is not None:
+        still_open = world.dynamo.engine._sessions.statistics().open
+        if still_open:
+            world.fault(f"{still_open} sessions are open, and all clients have their end")
+
+
+def check(world: World) -> None:
+    """Everything that can be said at the end."""
+    registered = world.dynamo.registered_once
+    for text in world.trouble:
+        if not registered and world.engine.touched and text.startswith("worker_failed"):
+            continue  # an engine that goes away while the worker registers
+        world.fault(f"logged as an error: {text}")
+    for text in world.left_over:
+        world.fault(f"left over: {text}")
+    _check_end(world)
+    for client in world.dynamo.clients:
+        if client.started_at is not None:
+            _check_client(world, client)
+
+
+def _check_end(world: World) -> None:
+    schedule, engine = world.schedule, world.engine
+    if not world.dynamo.registered_once and world.code == 1 and engine.touched:
+        return
+    if world.stopped_at is None:
+        world.fault(f"the worker ended with {world.code}, and nobody had asked it to")
+        return
+    if world.code != 0:
+        world.fault(f"the worker ended with {world.code}, though it was asked to end")
+    assert world.ended_at is not None
+    took = world.ended_at - world.stopped_at
+    if took > schedule.grace_secs + schedule.drain_secs + CLOSE_SECS:
+        world.fault(f"the worker took {took:.3f} s to end")
+    if engine.open:
+        world.fault(f"the engine still holds requests {[plan.number for plan in engine.open.values()]} at the end")
+    if any(link.open for link in world.engine.network.links):
+        world.fault("a connection is still open at the end")
+
+
+def _check_client(world: World, client: Client) -> None:
+    plan, record = client.plan, world.engine.records[client.plan.number]
+    name = f"request {plan.number}"
+    expected = plan.tokens[: len(client.tokens)]
+    if client.tokens != expected:
+        world.fault(f"{name}: got tokens {client.tokens}, the engine's are {plan.tokens}")
+    if client.after_end:
+        world.fault(f"{name}: {client.after_end} came after its end")
+    if len(client.ends) > 1 or (not client.ends and not client.left):
+        world.fault(f"{name}: ends are {client.ends}")
+    if client.usage is not None:
+        counted = client.usage["completion_tokens"]
+        if counted != len(client.tokens) or client.usage["total_tokens"] != counted + client.usage["prompt_tokens"]:
+            world.fault(f"{name}: usage {client.usage}, and {len(client.tokens)} tokens were delivered")
+    for end in client.ends:
+        _check_kind(world, client, end, name)
+    if record.sent < len(client.tokens):
+        world.fault(f"{name}: more tokens than the engine has sent")
+    _check_time(world, client, name)
+
+
+def _check_kind(world: World, client: Client, end: str, name: str) -> None:
+    """Whether something that happened explains the end."""
+    plan, record = client.plan, world.engine.records[client.plan.number]
+    stopping = world.stopped_at is not None and client.ended_at is not None and client.ended_at >= world.stopped_at
+    if end in SUCCESS:
+        if not record.finished or plan.ending is not Ending.FINISH or client.tokens != plan.tokens:
+            world.fault(
+                f"{name}: a success with {len(client.tokens)} of {len(plan.tokens)} tokens, {plan.ending.value}"
+            )
+    elif end == CANCELLED:
+        if client.stopped_at is None and plan.ending is not Ending.ABORTED and not stopping:
+            world.fault(f"{name}: cancelled, and nobody had asked")
+    elif (
+        plan.ending in (Ending.FINISH, Ending.ABORTED, Ending.NEVER)
+        and world.engine.touched <= HARMLESS
+        and not stopping
+    ):
+        world.fault(f"{name}: {end}, and nothing has happened that costs a request")
+    elif end == "InvalidArgument":
+        world.fault(f"{name}: {end}, which blames the client")
+
+
+def _check_time(world: World, client: Client, name: str) -> None:
+    """A client that stops, or gives up, has its end at once."""
+    if client.ended_at is None or client.started_at is None:
+        return
+    plan = client.plan
+    limit = client.started_at + plan.patience_secs
+    if plan.act in (Act.CANCEL, Act.VANISH, Act.CLOSE) and client.stopped_at is not None:
+        limit = min(limit, client.stopped_at)
+    limit += 2 * plan.pause_secs + PROMPT_SECS
+    if client.ended_at > limit:
+        world.fault(f"{name}: ended {client.ended_at - limit:.3f} s too late")

@@ -1,0 +1,209 @@
+"""What happens in one run of the simulation, all of it derived from a seed."""
+
+from __future__ import annotations
+
+import enum
+import random
+
+import attrs
+
+__all__ = ["Act", "ClientPlan", "Ending", "Fault", "FaultKind", "Schedule", "make_schedule"]
+
+
+class Ending(enum.Enum):
+    """How the engine ends its answer to one request."""
+
+    FINISH = "finish"
+    ABORTED = "aborted"
+    """A terminal that says so."""
+
+    ERROR = "error"
+    """A gRPC status in the trailers."""
+
+    NO_TERMINAL = "no terminal"
+    """OK, though no terminal was sent."""
+
+    LIE = "lie"
+    """A terminal whose count of tokens is wrong."""
+
+    NEVER = "never"
+    REFUSE = "refuse"
+    """A gRPC status instead of an answer."""
+
+
+class Act(enum.Enum):
+    """What a client does before its answer has ended."""
+
+    READ = "read"
+    CANCEL = "cancel"
+    """Cancels, and reads on to the end."""
+
+    VANISH = "vanish"
+    """Cancels, and never looks again; this is what Dynamo does."""
+
+    CLOSE = "close"
+    """Drops its side without a word."""
+
+
+class FaultKind(enum.Enum):
+    """What breaks."""
+
+    REFUSE = "connections are refused"
+    SILENCE = "attempts to connect get no answer"
+    HALF_OPEN = "one connection carries nothing any more"
+    RESET = "one connection is reset, perhaps within a frame"
+    CLOSE = "one connection is closed by the engine"
+    GOAWAY = "one connection gets a graceful GOAWAY"
+    GOAWAY_TWICE = "one connection gets a graceful GOAWAY, and then one with a last stream"
+    GOAWAY_HARD = "one connection gets a GOAWAY with an error, and its newest calls are dropped"
+    SLOW = "every packet takes longer"
+    FROZEN = "the engine does nothing, but the kernel still accepts"
+    KILLED = "the engine dies and comes back as another life"
+    UNHEALTHY = "the engine says that it does not serve"
+    RESTRICTED = "one connection gets a lower limit of streams"
+    STREAM_RESET = "the engine resets one stream"
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class ClientPlan:
+    """One request.
+
+    Attributes:
+        number: From 1; its tokens are counted from a thousand times that.
+        at: When it comes, in seconds from the start of the worker.
+        accept_secs: How long the engine takes to accept it.
+        steps: For each message of the engine: seconds before it, and how many tokens it has.
+        ending: What comes after them.
+        act: What the client does.
+        act_secs: When, from its start on.
+        pause_secs: How long it takes over each chunk.
+        patience_secs: When it gives up and cancels; like a front end's own limit.
+    """
+
+    number: int
+    at: float
+    accept_secs: float
+    steps: tuple[tuple[float, int], ...]
+    ending: Ending
+    act: Act
+    act_secs: float
+    pause_secs: float
+    patience_secs: float
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens of a whole answer."""
+        first = 1000 * self.number
+        return list(range(first, first + sum(count for _, count in self.steps)))
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: What breaks.
+        at: When, in seconds from the start.
+        secs: How long it lasts, where it lasts.
+        where: Which connection, as a fraction of all that are open.
+        extra: A number for what else is to be chosen, from 0 to 1.
+    """
+
+    kind: FaultKind
+    at: float
+    secs: float
+    where: float
+    extra: float
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Schedule:
+    """One run.
+
+    Attributes:
+        connections: Size of the pool.
+        coalesce: Whether chunks are merged.
+        max_streams: What the engine announces on each connection.
+        grace_secs: Dynamo's wait between withdrawal and cleanup.
+        drain_secs: The drain budget.
+        stop_at: When SIGTERM comes, in seconds from the start.
+        stop_again_secs: When another one follows; negative for never.
+        engine_at: When the engine begins to listen.
+        serves_secs: How much later it says that it serves.
+    """
+
+    seed: int
+    connections: int
+    coalesce: bool
+    max_streams: int
+    grace_secs: float
+    drain_secs: float
+    stop_at: float
+    stop_again_secs: float
+    engine_at: float
+    serves_secs: float
+    clients: tuple[ClientPlan, ...]
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        """Everything, one thing a line."""
+        head = ", ".join(
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in attrs.fields(Schedule)
+            if field.name not in ("clients", "faults")
+        )
+        rest = [*(f"  {client}" for client in self.clients), *(f"  {fault}" for fault in self.faults)]
+        return "\n".join((head, *rest))
+
+
+def make_schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    chance = random.Random(f"schedule {seed}")
+    calm = chance.random() < 0.15
+    faults = () if calm else tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
+    early = chance.random() < 0.1
+    slow_start = chance.random() < 0.15
+    return Schedule(
+        seed=seed,
+        connections=chance.choice((1, 1, 2, 2, 3)),
+        coalesce=chance.random() < 0.7,
+        max_streams=chance.choice((1, 2, 3, 8, 100)),
+        grace_secs=chance.choice((0.0, 0.05, 0.5)),
+        drain_secs=chance.choice((0.1, 1.0, 5.0)),
+        stop_at=chance.uniform(0.0, 0.05) if early else chance.uniform(0.3, 6.0),
+        stop_again_secs=chance.uniform(0.0, 3.0) if chance.random() < 0.2 else -1.0,
+        engine_at=chance.uniform(0.0, 3.0) if slow_start else 0.0,
+        serves_secs=chance.uniform(0.0, 2.0) if slow_start else 0.0,
+        clients=tuple(_client(chance, number) for number in range(1, 2 + chance.choice((1, 2, 3, 4, 6, 8)))),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+
+
+def _client(chance: random.Random, number: int) -> ClientPlan:
+    endings = list(Ending)
+    weights = (14, 1, 1, 1, 1, 1, 1)
+    gap = chance.choice((0.0, 0.001, 0.02, 0.2))
+    steps = tuple(
+        (chance.uniform(0.0, gap) if gap else 0.0, chance.choice((1, 1, 1, 2, 5))) for _ in range(chance.randrange(9))
+    )
+    return ClientPlan(
+        number=number,
+        at=chance.choice((0.1, chance.uniform(0.05, 1.0), chance.uniform(0.1, 4.0))),
+        accept_secs=chance.choice((0.0, 0.0, 0.0, chance.uniform(0.0, 1.0))),
+        steps=steps,
+        ending=chance.choices(endings, weights)[0],
+        act=chance.choices(list(Act), (6, 2, 2, 1))[0],
+        act_secs=chance.choice((0.0, chance.uniform(0.0, 0.01), chance.uniform(0.0, 0.5))),
+        pause_secs=chance.choice((0.0, 0.0, 0.0, chance.uniform(0.0, 0.3))),
+        patience_secs=chance.uniform(1.0, 4.0),
+    )
+
+
+def _fault(chance: random.Random) -> Fault:
+    return Fault(
+        kind=chance.choice(list(FaultKind)),
+        at=chance.choice((chance.uniform(0.0, 0.12), chance.uniform(0.1, 1.0), chance.uniform(0.1, 4.0))),
+        secs=chance.choice((chance.uniform(0.0, 0.1), chance.uniform(0.1, 3.0))),
+        where=chance.random(),
+        extra=chance.random(),
+    )
