@@ -17,7 +17,17 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "tests", "simulation-short", "protos", "e2e", "conformance", "differential", "bench-gate"]
+nox.options.sessions = [
+    "lint",
+    "types",
+    "tests",
+    "simulation-short",
+    "protos",
+    "e2e",
+    "conformance",
+    "differential",
+    "bench-gate",
+]
 
 ROOT = Path(__file__).parent
 CACHE = ROOT / ".cache"
