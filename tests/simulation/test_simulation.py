@@ -23,6 +23,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("bug", sorted(BUGS))
+@pytest.mark.timeout(300)
 def test_a_planted_bug_is_found(bug: str) -> None:
     """Each known bug is found within a thousand schedules, whatever the first seed, and what is printed repeats it."""
     found = simulate("--bug", bug, "--schedules", str(MOST_SCHEDULES))
@@ -37,6 +38,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 17, 602])
+@pytest.mark.timeout(300)
 def test_a_seed_means_one_run(seed: int) -> None:
     """Two processes with different hashes and addresses see the same, to the microsecond."""
     one, other = (simulate("--seed", str(seed), hash_seed=hashes) for hashes in ("1", "2"))
