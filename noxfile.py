@@ -104,7 +104,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network and no Dynamo, in random order, with warnings as errors."""
     install_wheel(session, *group("test"))
-    where = ("tests/unit", "tests/scenarios", "tests/test_layering.py", "tests/test_house_rules.py")
+    where = ("tests/unit", "tests/scenarios", "tests/fuzz", "tests/test_layering.py", "tests/test_house_rules.py")
     run_pytest(session, "--numprocesses=2", *where)  # on two cores, so that they need less than a minute
 
 
@@ -196,6 +196,16 @@ def bench_gate(session: nox.Session) -> None:
     """Fail if the way from socket to chunk has become much slower, measured against the naive way on this machine."""
     install_wheel(session)
     session.run("python", "-m", "trio_sidecar_bench.gate")
+
+
+@nox.session(python=PYTHON)
+def fuzz(session: nox.Session) -> None:
+    """Fuzz with coverage as the guide, each target for a while: ``-- TARGET… --seconds 600``; no target is all of them.
+
+    An input that fails is left in ``.cache/fuzz``; copied to ``tests/fuzz/crashes/TARGET/NAME`` it becomes a test.
+    """
+    install_wheel(session, *group("test", "fuzz"))
+    session.run("python", "tests/fuzz/run.py", str(CACHE / "fuzz"), *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(python=PYTHON)

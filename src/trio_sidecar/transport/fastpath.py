@@ -224,6 +224,11 @@ class _FastProcessor(EventsProcessor):
     def close(self, reason: str = "closed") -> None:
         self.owner.close(reason)
 
+    def process_request_received(self, event: Any) -> None:
+        # h2 lets a server open a stream of its own, and grpclib's handler knows no answer to that.
+        reason = f"the server opened stream {event.stream_id}"
+        raise ProtocolError(reason)
+
     def process_remote_settings_changed(self, event: Any) -> None:  # noqa: ARG002
         self.owner.settings_changed()
 

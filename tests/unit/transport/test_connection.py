@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 import trio.lowlevel
+from h2.connection import H2Connection
 
 from trio_sidecar.bridge import AioEvent, aio_sleep, aio_timeout, run_aio
 from trio_sidecar.endpoint import GrpcEndpoint
@@ -624,6 +625,19 @@ async def test_a_protocol_fault_closes_the_connection(connect: Connect, collect:
         error = await failing(collect, connection)
         assert StatusCode.UNAVAILABLE is error.status
         assert "protocol error" in error.detail
+
+
+@fast_only
+async def test_a_server_that_opens_a_stream_is_cut_off(connect: Connect, collect: Collect, fast: bool) -> None:
+    """Request headers from a server are a protocol fault, not a crash."""
+
+    async def script(stream: PeerStream) -> None:
+        await stream.send_headers()
+        head = H2Connection().encoder.encode([(":method", "POST"), (":path", "/"), (":scheme", "http")])
+        await stream.connection.send_frame(1, 4, 2, head)
+
+    async with open_peer(script) as peer, connect(peer) as connection:
+        assert "the server opened stream 2" in (await failing(collect, connection)).detail
 
 
 @fast_only
