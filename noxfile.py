@@ -26,6 +26,7 @@ nox.options.sessions = [
     "e2e",
     "conformance",
     "differential",
+    "mutation",
     "bench-gate",
 ]
 
@@ -196,6 +197,13 @@ def bench_gate(session: nox.Session) -> None:
     """Fail if the way from socket to chunk has become much slower, measured against the naive way on this machine."""
     install_wheel(session)
     session.run("python", "-m", "trio_sidecar_bench.gate")
+
+
+@nox.session(python=PYTHON)
+def mutation(session: nox.Session) -> None:
+    """Make the faults of ``tests/mutation/listed.toml``, one at a time, and see that a test notices each."""
+    session.install("-e", ".", *group("test"))  # the copies with a fault go before it on the path
+    session.run("python", "tests/mutation/listed.py", *session.posargs)
 
 
 @nox.session(python=PYTHON)
