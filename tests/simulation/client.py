@@ -9,6 +9,7 @@ import attrs
 
 from simulation.schedule import Act
 from support.fake_dynamo import WORKER_ID, Context, FakeDynamo, FakeDynamoError
+from support.samples import HANDOFF
 from trio_sidecar.bridge import aio_sleep
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ class Client:
         usage: The terminal's.
         after_end: What was delivered after an end.
         left: The client stopped looking before an end.
+        tokens_before_stop: How many had been delivered when it stopped.
     """
 
     plan: ClientPlan
     note: Callable[..., None]
+    decode: bool = False
     started_at: float | None = None
     stopped_at: float | None = None
     ended_at: float | None = None
@@ -43,16 +46,25 @@ class Client:
     usage: Mapping[str, int] | None = None
     after_end: list[Any] = attrs.field(factory=list)
     left: bool = False
+    tokens_before_stop: int = 0
+    context: Context = attrs.field(init=False)
     _task: asyncio.Task[None] | None = None
     _generator: Any = None
     _timers: list[asyncio.TimerHandle] = attrs.field(factory=list)
     _aborts: list[asyncio.Task[None]] = attrs.field(factory=list)
 
+    def __attrs_post_init__(self) -> None:
+        """The request's id."""
+        self.context = Context(f"request-{self.plan.number}")
+
     def start(self, engine: EngineObject, loop: asyncio.AbstractEventLoop) -> None:
         """Send it."""
         self.started_at = loop.time()
-        context = Context(f"request-{self.plan.number}")
-        request = {"model": "served-model", "token_ids": [self.plan.number, 22, 33]}
+        context = self.context
+        prompt = [self.plan.number, *range(1, self.plan.prompt_tokens)]
+        request: dict[str, object] = {"model": "served-model", "token_ids": prompt}
+        if self.decode:
+            request["prefill_result"] = {"disaggregated_params": dict(HANDOFF)}
         self._generator = engine.generate(request, context)
         self._task = loop.create_task(self._aio_read(loop))
 
@@ -62,6 +74,7 @@ class Client:
             self.note("client_" + act.value, client=self.plan.number)
             if self.stopped_at is None:
                 self.stopped_at = loop.time()
+                self.tokens_before_stop = len(self.tokens)
             if act is Act.CLOSE:
                 self.left = True
                 assert self._task is not None
@@ -94,8 +107,9 @@ class Client:
                 return
             if self.ends:
                 self.after_end.append(chunk)
-            self.note("chunk", client=self.plan.number, ids=chunk["token_ids"], end=chunk.get("finish_reason"))
-            self.tokens += chunk["token_ids"]
+            ids = chunk["token_ids"]
+            self.note("chunk", client=self.plan.number, ids=ids[:10], count=len(ids), end=chunk.get("finish_reason"))
+            self.tokens += ids
             if "finish_reason" in chunk:
                 self.ends.append(chunk["finish_reason"])
                 self.usage = chunk["completion_usage"]
@@ -122,7 +136,7 @@ class SimDynamo(FakeDynamo):
         super().__init__()
         self.schedule = schedule
         self.note = note
-        self.clients = [Client(plan, note) for plan in schedule.clients]
+        self.clients = [Client(plan, note, schedule.decode) for plan in schedule.clients]
         self.stop = asyncio.Event()
         self.registered_once = False
         self._timers: list[asyncio.TimerHandle] = []

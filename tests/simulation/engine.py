@@ -27,6 +27,10 @@ Status = wire.HealthCheckResponseServingStatus
 NOT_FOUND, INTERNAL, UNAVAILABLE, UNIMPLEMENTED = 5, 13, 14, 12
 
 
+BREAKING = frozenset({FaultKind.HALF_OPEN, FaultKind.RESET, FaultKind.CLOSE, FaultKind.GOAWAY_HARD})
+"""Faults after which no answer on the connection can be expected."""
+
+
 @attrs.define(eq=False)
 class Record:
     """What the engine did about one request.
@@ -35,11 +39,15 @@ class Record:
         calls: How often it came.
         sent: Tokens that were sent, over all calls.
         finished: A terminal was sent.
+        links: The connections that it came over.
+        dropped: The engine gave it up, by a reset or a GOAWAY.
     """
 
     calls: int = 0
     sent: int = 0
     finished: bool = False
+    links: list[Link] = attrs.field(factory=list)
+    dropped: bool = False
 
 
 class SimEngine:
@@ -49,6 +57,7 @@ class SimEngine:
         open: Generations under way, each with the plan that it follows.
         records: By the client's number.
         touched: Kinds of fault that happened.
+        broken: Connections that were cut, closed or held without end.
     """
 
     def __init__(self, schedule: Schedule, network: Network, note: Callable[..., None]) -> None:
@@ -58,6 +67,7 @@ class SimEngine:
         self.open: dict[MemoryCall, ClientPlan] = {}
         self.records = {client.number: Record() for client in schedule.clients}
         self.touched: set[FaultKind] = set()
+        self.broken: set[Link] = set()
         self.life = 1
         self.serving = False
         self.frozen = False
@@ -133,6 +143,8 @@ class SimEngine:
     def _break_link(self, fault: Fault, link: Link) -> None:
         server: MemoryConnection = link.server.protocol
         newest = max(server.calls, default=0)
+        if fault.kind in BREAKING:
+            self.broken.add(link)
         match fault.kind:
             case FaultKind.HALF_OPEN:
                 link.hold()
@@ -155,7 +167,8 @@ class SimEngine:
                 calls = list(server.calls.values())
                 if calls:
                     call = calls[int(fault.extra * len(calls))]
-                    self.open.pop(call, None)
+                    if (plan := self.open.pop(call, None)) is not None:
+                        self.records[plan.number].dropped = True
                     call.reset(2 if fault.where < 0.5 else 7)
 
     def _thaw(self) -> None:
@@ -168,6 +181,7 @@ class SimEngine:
         self.life += 1
         self.serving = False
         self.network.answer = Answer.REFUSE
+        self.broken.update(self.links)
         for link in self.links:
             if fault.where < 0.5:
                 link.reset()
@@ -240,6 +254,8 @@ class SimEngine:
         plan = self._plans[request.token_ids.ids[0]]
         record = self.records[plan.number]
         record.calls += 1
+        assert call.connection.wire is not None
+        record.links.append(call.connection.wire.link)
         self.open[call] = plan
         self.note("engine_got", client=plan.number, call=record.calls)
         self.later(plan.accept_secs, self._begin, call, plan)
@@ -273,7 +289,7 @@ class SimEngine:
     def _send(self, call: MemoryCall, plan: ClientPlan, index: int, sent: int) -> int:
         _, count = plan.steps[index]
         ids = plan.tokens[sent : sent + count]
-        output = wire.SequenceOutput(text="x" * count, num_tokens=count, token_ids=ids)
+        output = wire.SequenceOutput(text="x" * (count + plan.text_bytes), num_tokens=count, token_ids=ids)
         call.send_message(encode(wire.GenerateResponse(outputs=output)))
         self.records[plan.number].sent += count
         return sent + count

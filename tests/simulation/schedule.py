@@ -78,6 +78,8 @@ class ClientPlan:
         act_secs: When, from its start on.
         pause_secs: How long it takes over each chunk.
         patience_secs: When it gives up and cancels; like a front end's own limit.
+        prompt_tokens: Length of its prompt.
+        text_bytes: What each message of the engine carries beside its tokens.
     """
 
     number: int
@@ -89,6 +91,8 @@ class ClientPlan:
     act_secs: float
     pause_secs: float
     patience_secs: float
+    prompt_tokens: int
+    text_bytes: int
 
     @property
     def tokens(self) -> list[int]:
@@ -121,6 +125,7 @@ class Schedule:
     """One run.
 
     Attributes:
+        decode: Whether the worker is a decode worker, which holds cancels back until the first token.
         connections: Size of the pool.
         coalesce: Whether chunks are merged.
         max_streams: What the engine announces on each connection.
@@ -133,6 +138,7 @@ class Schedule:
     """
 
     seed: int
+    decode: bool
     connections: int
     coalesce: bool
     max_streams: int
@@ -160,11 +166,13 @@ def make_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     chance = random.Random(f"schedule {seed}")
     calm = chance.random() < 0.15
-    faults = () if calm else tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
+    clients = tuple(_client(chance, number) for number in range(1, 2 + chance.choice((1, 2, 3, 4, 6, 8))))
+    faults = () if calm else tuple(_fault(chance, clients) for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
     early = chance.random() < 0.1
     slow_start = chance.random() < 0.15
     return Schedule(
         seed=seed,
+        decode=chance.random() < 0.2,
         connections=chance.choice((1, 1, 2, 2, 3)),
         coalesce=chance.random() < 0.7,
         max_streams=chance.choice((1, 2, 3, 8, 100)),
@@ -174,7 +182,7 @@ def make_schedule(seed: int) -> Schedule:
         stop_again_secs=chance.uniform(0.0, 3.0) if chance.random() < 0.2 else -1.0,
         engine_at=chance.uniform(0.0, 3.0) if slow_start else 0.0,
         serves_secs=chance.uniform(0.0, 2.0) if slow_start else 0.0,
-        clients=tuple(_client(chance, number) for number in range(1, 2 + chance.choice((1, 2, 3, 4, 6, 8)))),
+        clients=clients,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
 
@@ -183,9 +191,10 @@ def _client(chance: random.Random, number: int) -> ClientPlan:
     endings = list(Ending)
     weights = (14, 1, 1, 1, 1, 1, 1)
     gap = chance.choice((0.0, 0.001, 0.02, 0.2))
-    steps = tuple(
-        (chance.uniform(0.0, gap) if gap else 0.0, chance.choice((1, 1, 1, 2, 5))) for _ in range(chance.randrange(9))
-    )
+    messages = chance.randrange(9)
+    if chance.random() < 0.03:
+        gap, messages = 0.0, 150  # more than buffers take
+    steps = tuple((chance.uniform(0.0, gap) if gap else 0.0, chance.choice((1, 1, 1, 2, 5))) for _ in range(messages))
     return ClientPlan(
         number=number,
         at=chance.choice((0.1, chance.uniform(0.05, 1.0), chance.uniform(0.1, 4.0))),
@@ -196,13 +205,25 @@ def _client(chance: random.Random, number: int) -> ClientPlan:
         act_secs=chance.choice((0.0, chance.uniform(0.0, 0.01), chance.uniform(0.0, 0.5))),
         pause_secs=chance.choice((0.0, 0.0, 0.0, chance.uniform(0.0, 0.3))),
         patience_secs=chance.uniform(1.0, 4.0),
+        prompt_tokens=3 if chance.random() < 0.97 else chance.choice((5_000, 60_000)),
+        text_bytes=0 if chance.random() < 0.96 else chance.choice((10_000, 150_000)),
     )
 
 
-def _fault(chance: random.Random) -> Fault:
+def _fault(chance: random.Random, clients: tuple[ClientPlan, ...]) -> Fault:
+    during = chance.choice(clients)
+    secs = during.accept_secs + sum(pause for pause, _ in during.steps)
     return Fault(
         kind=chance.choice(list(FaultKind)),
-        at=chance.choice((chance.uniform(0.0, 0.12), chance.uniform(0.1, 1.0), chance.uniform(0.1, 4.0))),
+        at=chance.choice(
+            (
+                chance.uniform(0.0, 0.12),
+                chance.uniform(0.1, 4.0),
+                during.at + chance.uniform(0.0, 0.02),
+                during.at + chance.uniform(0.0, secs + 0.02),
+                during.at + chance.uniform(0.0, secs + 0.02),
+            )
+        ),
         secs=chance.choice((chance.uniform(0.0, 0.1), chance.uniform(0.1, 3.0))),
         where=chance.random(),
         extra=chance.random(),

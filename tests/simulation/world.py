@@ -25,7 +25,7 @@ from simulation.schedule import make_schedule
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.loop import current_loop
 from trio_sidecar.bridge.virtual import START_SECS, NeverEnds, run_virtual
-from trio_sidecar.config import TransportSettings, WorkerSettings
+from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSettings
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.engines.remote import open_remote
 from trio_sidecar.testing.network import Network
@@ -135,6 +135,7 @@ class World:
             withdraw_grace_secs=schedule.grace_secs,
             drain_secs=schedule.drain_secs,
             coalesce=schedule.coalesce,
+            disaggregation_mode=DisaggregationMode.DECODE if schedule.decode else DisaggregationMode.AGGREGATED,
         )
 
     def stop(self) -> None:

@@ -167,10 +167,12 @@ class MemoryConnection:
             self.connection_lost(None)  # the client's GOAWAY: h2 sends nothing any more
             self.close()
             return
+        # Resets first: h2 knows of them already and lets nothing be sent there. What was also begun was never there.
         dropped = {event.stream_id for event in events if isinstance(event, h2.events.StreamReset)}
+        for stream_id in dropped:
+            self._drop(stream_id)
         for event in events:
-            # A call that came and was given up in one piece was never there; h2 would not let it be answered.
-            if not (isinstance(event, h2.events.RequestReceived) and event.stream_id in dropped):
+            if getattr(event, "stream_id", None) not in dropped:
                 self._handle(event)
         self._flush()
 
@@ -213,9 +215,7 @@ class MemoryConnection:
         self._send_goaway(last, code)
         self._ending = True
         for stream_id in [each for each in self.calls if each > last]:
-            call = self.calls.pop(stream_id)
-            call.over = True
-            self.service.gone(call)
+            self._drop(stream_id)
         self._flush()
 
     def _send_goaway(self, last: int, code: int) -> None:
@@ -278,15 +278,16 @@ class MemoryConnection:
                 if (call := self.calls.get(event.stream_id)) is not None:
                     call.complete()
                     self.service.called(call)
-            case h2.events.StreamReset():
-                if (call := self.calls.pop(event.stream_id, None)) is not None:
-                    call.over = True
-                    self.service.gone(call)
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 for call in list(self.calls.values()):
                     call.flush()
             case h2.events.PingReceived():
                 self.pings += 1
+
+    def _drop(self, stream_id: int) -> None:
+        if (call := self.calls.pop(stream_id, None)) is not None:
+            call.over = True
+            self.service.gone(call)
 
     def _begin(self, event: Any) -> None:
         if self._ending:  # the GOAWAY has told, or will tell, that nothing was begun

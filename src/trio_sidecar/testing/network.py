@@ -124,7 +124,14 @@ class Wire:
         """What was sent arrives, perhaps in pieces; nothing moves on a wire that is held."""
         self._scheduled = False
         peer = self._peer
-        if peer is None or peer._lost:  # noqa: SLF001
+        if peer is None:
+            return
+        if peer._lost:  # noqa: SLF001
+            self._out.clear()
+            if self._closing:
+                self._lose(None)
+            elif not peer._out and not peer._fin:  # noqa: SLF001 - else its last bytes and its end are on their way
+                self.link.later(self._lose, ConnectionResetError(104, "Connection reset by peer"))
             return
         if self._out:
             size = self.link.cut(len(self._out))
