@@ -62,11 +62,6 @@ def _number(flag: str, env: str, default: float, text: str, metavar: str) -> flo
     return setting(option, default=default, check=check_at_least_zero)  # type: ignore[no-any-return]
 
 
-def _check_mode(value: object, source: str) -> None:
-    if value is DisaggregationMode.ENCODE:
-        raise InvalidConfig(source, "'encode' is not allowed; the mock engine plays agg, prefill or decode")
-
-
 def _check_above_zero(value: float, source: str) -> None:
     if not (math.isfinite(value) and value > 0):
         raise InvalidConfig(source, f"{value:g} is not allowed; use a number greater than 0")
@@ -114,11 +109,10 @@ class MockSettings:
             flag="--disaggregation-mode",
             env="DYN_DISAGGREGATION_MODE",
             parse=parse_mode,
-            choices=("agg", "prefill", "decode"),
+            choices=("agg", "prefill", "decode", "encode"),
             help="Role to play.",
         ),
         default=DisaggregationMode.AGGREGATED,
-        check=_check_mode,
     )
     seed: int = setting(
         Option(
@@ -187,6 +181,16 @@ class MockSettings:
             parse=parse_bool,
             choices=("true", "false"),
             help="Whether it can be paused, put to sleep and given new weights.",
+        ),
+        default=False,
+    )
+    multimodal: bool = setting(
+        Option(
+            flag="--multimodal",
+            env="TRIO_SIDECAR_MOCK_MULTIMODAL",
+            parse=parse_bool,
+            choices=("true", "false"),
+            help="Whether it takes images and videos; an encode server always does.",
         ),
         default=False,
     )

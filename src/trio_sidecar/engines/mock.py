@@ -229,7 +229,14 @@ class MockEngine:
         self._idle.clear()
         self._by_request_id[job.request_id].add(stream)
         heapq.heappush(self._waiting, (job.priority, next(self._arrivals), stream))
-        log.debug("mock_request_started", request_id=job.request_id, dp_rank=job.rank, open=len(self._streams))
+        log.debug(
+            "mock_request_started",
+            request_id=job.request_id,
+            dp_rank=job.rank,
+            media=len(stream.request.media),
+            encoded=stream.request.kv is not None and stream.request.kv.ec_transfer_params is not None,
+            open=len(self._streams),
+        )
         self._start_waiting()
         return output
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.wire import DecodingParameters, GenerateRequest, RandomSampling, StoppingCriteria
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from trio_sidecar.engines.mock_facts import MockFacts
 
 __all__ = ["check_numbers", "check_unsupported"]
 
@@ -17,7 +20,7 @@ MAX_SALT_CHARS = 128
 _BAD_SALT_CHARS = frozenset("@/\\\0")
 
 
-def check_unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool = False) -> None:
+def check_unsupported(request: GenerateRequest, facts: MockFacts) -> None:
     """Refuse what this engine would have to ignore.
 
     Token mode follows Dynamo's mocker, which ignores the decoding parameters and has no use for cache controls.
@@ -26,9 +29,10 @@ def check_unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool =
         RpcError: UNIMPLEMENTED for a LoRA name (spec 16.3); INVALID_ARGUMENT for the rest, so that whoever asked for it
             gets an answer that names the field, not an internal error.
     """
-    if request.lora_name and not lora:
+    text_mode = facts.tokenizer is not None
+    if request.lora_name and not facts.max_loras:
         raise RpcError(StatusCode.UNIMPLEMENTED, "lora_name is not supported by the mock engine")
-    for field in _unsupported(request, text_mode=text_mode):
+    for field in _unsupported(request, facts):
         raise RpcError(StatusCode.INVALID_ARGUMENT, f"{field} is not supported by the mock engine")
     kv = request.kv
     if kv is None:
@@ -44,12 +48,13 @@ def check_unsupported(request: GenerateRequest, *, text_mode: bool, lora: bool =
         raise RpcError(StatusCode.INVALID_ARGUMENT, reason)
 
 
-def _unsupported(request: GenerateRequest, *, text_mode: bool) -> Iterator[str]:
-    if request.media:
+def _unsupported(request: GenerateRequest, facts: MockFacts) -> Iterator[str]:
+    if request.media and not facts.multimodal:
         yield "media"
-    if request.kv is not None and request.kv.ec_transfer_params is not None:
+    takes_result = facts.multimodal and facts.mode is not DisaggregationMode.ENCODE
+    if request.kv is not None and request.kv.ec_transfer_params is not None and not takes_result:
         yield "kv.ec_transfer_params"
-    if not text_mode:
+    if facts.tokenizer is None:
         return
     decoding = request.decoding or DecodingParameters()
     for name in ("json", "regex", "choice", "grammar", "structural_tag"):

@@ -33,6 +33,7 @@ class MockFacts:
         tokenizer: The shipped one; None in token mode, which knows no text.
         ttft_secs: From admission to the first token, in seconds, speedup applied.
         itl_secs: Between tokens, in seconds, speedup applied; 0 floods.
+        multimodal: Takes images and videos, and what an encode mock has made of them.
     """
 
     model_id: str
@@ -51,6 +52,7 @@ class MockFacts:
     enable_prefix_caching: bool = True
     max_loras: int = 0
     rl_controls: bool = False
+    multimodal: bool = False
     data_parallel_size: int = 1
 
     @classmethod
@@ -78,6 +80,7 @@ class MockFacts:
             enable_prefix_caching=settings.enable_prefix_caching,
             max_loras=settings.max_loras,
             rl_controls=settings.rl_controls,
+            multimodal=settings.multimodal or settings.disaggregation_mode is DisaggregationMode.ENCODE,
             data_parallel_size=settings.data_parallel_size,
         )
 
@@ -94,6 +97,7 @@ class MockFacts:
             supports_text_input=self.tokenizer is not None,
             supports_token_ids_input=True,
             supports_lora=self.max_loras > 0,
+            supports_multimodal=self.multimodal,
         )
 
     def server_info(self) -> ServerInfo:
@@ -131,4 +135,5 @@ _MODE_NAMES = {
     DisaggregationMode.AGGREGATED: "aggregated",
     DisaggregationMode.PREFILL: "prefill",
     DisaggregationMode.DECODE: "decode",
+    DisaggregationMode.ENCODE: "encode",
 }

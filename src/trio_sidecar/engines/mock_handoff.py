@@ -17,6 +17,9 @@ TOKENS_PER_HANDOFF_BLOCK = 64
 SENTINEL = "mocker_request_id"
 """Proves to the decode mock that the handoff came from a prefill mock."""
 
+_LONERS = (DisaggregationMode.AGGREGATED, DisaggregationMode.ENCODE)
+"""Roles that hand no KV blocks over and take none."""
+
 _RENDEZVOUS = ("remote_engine_id", "remote_host", "remote_port", "remote_block_ids", SENTINEL)
 
 
@@ -30,9 +33,9 @@ def check_role(kv: KvCacheParameters | None, mode: DisaggregationMode) -> None:
     decode_later, prefilled = (_flag(fields, name) for name in ("do_remote_decode", "do_remote_prefill"))
     if decode_later and prefilled:
         _invalid("do_remote_decode and do_remote_prefill are both true; one request has one role")
-    if mode is DisaggregationMode.AGGREGATED:
+    if mode in _LONERS:
         if decode_later or prefilled:
-            _wrong_role("an aggregated server takes no prefill or decode request")
+            _wrong_role(f"an {mode.name.lower()} server takes no prefill or decode request")
     elif mode is DisaggregationMode.PREFILL:
         if not decode_later:
             _wrong_role("a prefill server needs kv_transfer_params.do_remote_decode true")

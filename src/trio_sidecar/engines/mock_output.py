@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.engines.mock_encoder import encoder_result
 from trio_sidecar.engines.mock_handoff import handoff
 from trio_sidecar.engines.mock_reply import HashReply, Reply, TextReply
 from trio_sidecar.engines.mock_stop import StopStrings
@@ -75,8 +76,12 @@ class MockOutput:
         return GenerateResponse(prompt_info=info)
 
     def step(self) -> GenerateResponse:
-        """The next token."""
+        """The next token; of an encode server the end, since it makes none."""
         job = self._job
+        if self._facts.mode is DisaggregationMode.ENCODE:
+            result = encoder_result(job.encoded, job.request_id)
+            end = FinishInfo(finish_reason=FinishInfoFinishReason.STOP, ec_transfer_params=result)
+            return GenerateResponse(outputs=SequenceOutput(finish_info=self._terminal(end)))
         token = self._reply.next(self.num_tokens)
         self.num_tokens += 1
         output = SequenceOutput(num_tokens=1)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 
+from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.engines.contract import RANK_METADATA_KEY
 from trio_sidecar.engines.mock_checks import check_numbers, check_unsupported
+from trio_sidecar.engines.mock_encoder import EncodedItem, check_encoder_result, check_media_to_encode, encoded_items
 from trio_sidecar.engines.mock_facts import MAX_CANDIDATES, MockFacts
 from trio_sidecar.engines.mock_handoff import check_role
 from trio_sidecar.errors import RpcError, StatusCode
@@ -47,6 +49,7 @@ class MockJob:
         prompt_candidates: None if no prompt logprobs are asked for.
         rank: The data-parallel rank; None leaves it to the engine.
         adapter: The LoRA adapter; empty for none.
+        encoded: What to hand over of its media; nothing unless this is an encode server.
         uses_cache: Whether its prompt may share blocks with others.
         cached_tokens: How many of its tokens did.
     """
@@ -69,6 +72,7 @@ class MockJob:
     prompt_candidates: Candidates | None
     rank: int | None = None
     adapter: str = ""
+    encoded: tuple[EncodedItem, ...] = ()
     uses_cache: bool = True
     cached_tokens: int = 0
 
@@ -90,8 +94,9 @@ def accept(request: GenerateRequest, metadata: Mapping[str, str], facts: MockFac
     prompt = _prompt(request, facts)
     if request.sampling is not None and request.sampling.num_sequences > 1:
         refuse(f"num_sequences {request.sampling.num_sequences} is not supported; allowed are 0 and 1")
-    check_unsupported(request, text_mode=facts.tokenizer is not None, lora=facts.max_loras > 0)
+    check_unsupported(request, facts)
     check_role(request.kv, facts.mode)
+    _check_media(request, facts)
     response = request.response or ResponseOptions()
     stopping = request.stopping or StoppingCriteria()
     limit = request.truncate_prompt_tokens
@@ -131,8 +136,16 @@ def accept(request: GenerateRequest, metadata: Mapping[str, str], facts: MockFac
         prompt_candidates=prompt_candidates,
         rank=rank,
         adapter=request.lora_name,
+        encoded=encoded_items(request.media) if facts.mode is DisaggregationMode.ENCODE else (),
         uses_cache=request.kv is None or not (request.kv.bypass_prefix_cache or request.kv.cache_salt),
     )
+
+
+def _check_media(request: GenerateRequest, facts: MockFacts) -> None:
+    if facts.mode is DisaggregationMode.ENCODE:
+        check_media_to_encode(request.media)
+    elif request.kv is not None and request.kv.ec_transfer_params is not None:
+        check_encoder_result(request.kv.ec_transfer_params, request.media)
 
 
 def _rank(metadata: Mapping[str, str], size: int) -> int | None:

@@ -37,7 +37,8 @@ def test_defaults() -> None:
     [
         ({"max_concurrent_requests": "0"}, "--max-concurrent-requests: 0 is not allowed"),
         ({"model": " "}, "--model: must not be empty"),
-        ({"disaggregation_mode": "encode"}, "agg, prefill or decode"),
+        ({"disaggregation_mode": "router"}, "use agg, prefill, decode, encode"),
+        ({"multimodal": "some"}, "--multimodal: 'some' is not allowed; use true, false"),
         ({"ttft_ms": "-1"}, "--ttft-ms: -1.0 is not allowed; use a number of at least 0"),
         ({"itl_ms": "inf"}, "--itl-ms: 'inf' is not a finite number"),
         ({"speedup_ratio": "0"}, "--speedup-ratio: 0 is not allowed; use a number greater than 0"),
