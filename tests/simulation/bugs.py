@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from trio_sidecar.bridge import AioCancelled
 from trio_sidecar.deadline import Deadline
+from trio_sidecar.lora.locks import AdapterLock
 from trio_sidecar.requests.buffer import OutputBuffer
 from trio_sidecar.requests.session import Session
 from trio_sidecar.requests.sessions import Sessions
@@ -17,7 +19,7 @@ from trio_sidecar.transport.faststream import FastStream
 from trio_sidecar.transport.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 __all__ = ["BUGS"]
 
@@ -119,6 +121,28 @@ def cancel_lost_before_the_first_token() -> None:
     Session.cancel = late_cancel  # type: ignore[method-assign]
 
 
+def adapter_lock_kept_on_cancel() -> None:
+    """A request that is cancelled before the engine has accepted it keeps its adapter's lock."""
+    reading: Any = AdapterLock.aio_reading
+    never_left: list[Any] = []
+
+    @asynccontextmanager
+    async def aio_reading(self: AdapterLock) -> AsyncIterator[None]:
+        kept = reading(self)
+        await kept.__aenter__()
+        try:
+            yield
+        except AioCancelled:
+            never_left.append(kept)  # or it would be closed as garbage
+            raise
+        except BaseException:
+            await kept.__aexit__(None, None, None)
+            raise
+        await kept.__aexit__(None, None, None)
+
+    AdapterLock.aio_reading = aio_reading  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[], None]] = {
     plant.__name__: plant
     for plant in (
@@ -130,6 +154,7 @@ BUGS: dict[str, Callable[[], None]] = {
         usage_counts_what_was_converted,
         stream_not_reset,
         cancel_lost_before_the_first_token,
+        adapter_lock_kept_on_cancel,
     )
 }
 """By name; each changes the running process for good."""

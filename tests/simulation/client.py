@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from simulation.adapters import SimLlm, Updater
 from simulation.schedule import Act
 from support.fake_dynamo import WORKER_ID, Context, FakeDynamo, FakeDynamoError
 from support.samples import HANDOFF
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from simulation.schedule import ClientPlan, Schedule
+    from trio_sidecar.worker.binding import Binding
     from trio_sidecar.worker.engine_object import EngineObject
 
 
@@ -63,6 +65,8 @@ class Client:
         context = self.context
         prompt = [self.plan.number, *range(1, self.plan.prompt_tokens)]
         request: dict[str, object] = {"model": "served-model", "token_ids": prompt}
+        if self.plan.adapter:
+            request["routing"] = {"lora_name": self.plan.adapter}
         if self.decode:
             request["prefill_result"] = {"disaggregated_params": dict(HANDOFF)}
         self._generator = engine.generate(request, context)
@@ -116,6 +120,11 @@ class Client:
             if self.plan.pause_secs:
                 await aio_sleep(self.plan.pause_secs)
 
+    async def aio_wait(self) -> None:
+        """Wait until its side is over."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
     async def aio_end(self) -> None:
         """Wait until its side is over, and let go of everything."""
         if self._task is not None:
@@ -139,7 +148,14 @@ class SimDynamo(FakeDynamo):
         self.clients = [Client(plan, note, schedule.decode) for plan in schedule.clients]
         self.stop = asyncio.Event()
         self.registered_once = False
+        self.llm = SimLlm()
+        self.updater = Updater(note)
         self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def binding(self) -> Binding:
+        """It, as the worker sees it."""
+        return attrs.evolve(super().binding, llm=self.llm)
 
     async def run(self) -> None:
         """Drive the engine object to its end."""
@@ -157,6 +173,11 @@ class SimDynamo(FakeDynamo):
         if failure is not None:
             raise failure
 
+    async def aio_clients_ended(self) -> None:
+        """Wait until no client takes anything any more."""
+        for client in self.clients:
+            await client.aio_wait()
+
     async def _aio_serve(self, engine: EngineObject) -> None:
         await engine.kv_event_sources()
         await engine.on_endpoint_ready(object())
@@ -166,6 +187,8 @@ class SimDynamo(FakeDynamo):
         loop = asyncio.get_running_loop()
         for client in self.clients:
             self._timers.append(loop.call_later(client.plan.at, client.start, engine, loop))
+        for update in self.schedule.updates:
+            self._timers.append(loop.call_later(update.at, self.updater.start, update, engine, loop))
         await self.stop.wait()
         self.note("dynamo_withdrawn")
         await aio_sleep(self.schedule.grace_secs)

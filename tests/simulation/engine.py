@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from simulation.adapters import MAX_LORAS, EngineAdapters
 from simulation.schedule import Ending, Fault, FaultKind
 from trio_sidecar import wire
 from trio_sidecar.bridge.loop import current_loop
@@ -71,6 +72,7 @@ class SimEngine:
         self.life = 1
         self.serving = False
         self.frozen = False
+        self.adapters = EngineAdapters()
         self._timers: list[Any] = []
         self._plans = {client.number: client for client in schedule.clients}
         network.listen(HOST, PORT, self._accept)
@@ -179,6 +181,7 @@ class SimEngine:
     def _die(self, fault: Fault) -> None:
         """All connections break; the next life begins later."""
         self.life += 1
+        self.adapters = EngineAdapters()
         self.serving = False
         self.network.answer = Answer.REFUSE
         self.broken.update(self.links)
@@ -216,8 +219,8 @@ class SimEngine:
             self._generate(call)
             return
         answer = self._unary(call)
-        if answer is None:
-            call.refuse(UNIMPLEMENTED, "unknown")
+        if answer is None or isinstance(answer, int):
+            call.refuse(answer or UNIMPLEMENTED, "refused")
             return
         call.send_headers()
         call.send_message(encode(answer))
@@ -233,11 +236,17 @@ class SimEngine:
                     served_model_name=MODEL,
                     supports_text_input=True,
                     supports_token_ids_input=True,
+                    supports_lora=True,
                 )
             case methods.GET_SERVER_INFO.path:
-                return wire.ServerInfo(api_version="vllm", max_model_len=8192, instance_id=f"life-{self.life}")
+                return wire.ServerInfo(
+                    api_version="vllm", max_model_len=8192, max_loras=MAX_LORAS, instance_id=f"life-{self.life}"
+                )
             case methods.GET_KV_EVENT_SOURCES.path:
                 return wire.GetKvEventSourcesResponse()
+        for method in (methods.LIST_LORAS, methods.LOAD_LORA, methods.UNLOAD_LORA):
+            if call.path == method.path:
+                return self.adapters.answer(decode(method.request, call.request))
         return None
 
     def gone(self, call: MemoryCall) -> None:
@@ -256,6 +265,10 @@ class SimEngine:
         record.calls += 1
         assert call.connection.wire is not None
         record.links.append(call.connection.wire.link)
+        if request.lora_name and request.lora_name not in self.adapters.held:
+            record.dropped = True
+            call.refuse(NOT_FOUND, "no such adapter")
+            return
         self.open[call] = plan
         self.note("engine_got", client=plan.number, call=record.calls)
         self.later(plan.accept_secs, self._begin, call, plan)

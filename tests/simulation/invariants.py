@@ -12,7 +12,9 @@ from trio_sidecar.testing.network import Answer
 if TYPE_CHECKING:
     from simulation.client import Client
     from simulation.engine import Record, SimEngine
+    from simulation.schedule import ClientPlan
     from simulation.world import World
+    from trio_sidecar.lora import LoraManager
 
 __all__ = ["check", "watch"]
 
@@ -85,6 +87,29 @@ def _check_quiet(world: World) -> None:
         still_open = world.dynamo.engine._sessions.statistics().open
         if still_open:
             world.fault(f"{still_open} sessions are open, and all clients have their end")
+    if all(task.done() for task in world.dynamo.updater.tasks):
+        _check_adapters(world)
+
+
+def _check_adapters(world: World) -> None:
+    """No update and no request is under way: no lock is held, and discovery lists what the engine holds."""
+    management = world.dynamo.engine._management if world.dynamo.engine is not None else None
+    if management is None or not world.dynamo.registered_once:
+        return
+    manager, records = management._lora, world.dynamo.llm.records
+    _check_locks(world, manager)
+    replaced = FaultKind.KILLED in world.engine.touched
+    if manager.reconciled and not replaced and world.stopped_at is None and records != set(world.engine.adapters.held):
+        world.fault(f"discovery lists adapters {records}, the engine holds {set(world.engine.adapters.held)}")
+
+
+def _check_locks(world: World, manager: LoraManager) -> None:
+    for name, entry in manager.locks._entries.items():
+        lock = entry.lock
+        if entry.users or lock._readers or lock._writing or lock._queue:
+            world.fault(f"the lock of adapter {name!r} is still held")
+    if manager._mutex.locked():
+        world.fault("the lock of all adapters is still held")
 
 
 def check(world: World) -> None:
@@ -94,6 +119,8 @@ def check(world: World) -> None:
         if not registered and world.engine.touched and text.startswith("worker_failed"):
             continue  # an engine that goes away while the worker registers
         world.fault(f"logged as an error: {text}")
+    if world.dynamo.engine is not None and world.dynamo.engine._management is not None:
+        _check_locks(world, world.dynamo.engine._management._lora)
     for text in world.left_over:
         world.fault(f"left over: {text}")
     _check_end(world)
@@ -161,19 +188,21 @@ def _check_kind(world: World, client: Client, end: str, name: str) -> None:
     elif end == CANCELLED:
         if client.stopped_at is None and plan.ending is not Ending.ABORTED and not stopping:
             world.fault(f"{name}: cancelled, and nobody had asked")
-    elif end == "InvalidArgument":
+    elif end == "InvalidArgument" and not plan.adapter:
         world.fault(f"{name}: {end}, which blames the client")
     elif (
         plan.ending in (Ending.FINISH, Ending.ABORTED, Ending.NEVER)
         and not stopping
-        and not _may_have_failed(world.engine, record)
+        and not _may_have_failed(world.engine, record, plan)
     ):
         world.fault(f"{name}: {end}, and nothing has happened that costs a request")
 
 
-def _may_have_failed(engine: SimEngine, record: Record) -> bool:
+def _may_have_failed(engine: SimEngine, record: Record, plan: ClientPlan) -> bool:
     """Whether a fault has met this request: on its way to the engine, on the connection that it took, or itself."""
     if not record.calls:
+        if plan.adapter:
+            return True  # it may not be published
         return not engine.touched <= HARMLESS
     return record.dropped or any(link in engine.broken for link in record.links)
 

@@ -7,7 +7,10 @@ import random
 
 import attrs
 
-__all__ = ["Act", "ClientPlan", "Ending", "Fault", "FaultKind", "Schedule", "make_schedule"]
+__all__ = ["Act", "ClientPlan", "Ending", "Fault", "FaultKind", "Schedule", "Update", "make_schedule"]
+
+ADAPTERS = ("a", "b", "c")
+UPDATES = ("load_lora", "load_lora", "unload_lora", "list_loras")
 
 
 class Ending(enum.Enum):
@@ -80,6 +83,7 @@ class ClientPlan:
         patience_secs: When it gives up and cancels; like a front end's own limit.
         prompt_tokens: Length of its prompt.
         text_bytes: What each message of the engine carries beside its tokens.
+        adapter: The LoRA adapter that it asks for; empty for the base model.
     """
 
     number: int
@@ -93,6 +97,7 @@ class ClientPlan:
     patience_secs: float
     prompt_tokens: int
     text_bytes: int
+    adapter: str
 
     @property
     def tokens(self) -> list[int]:
@@ -121,6 +126,15 @@ class Fault:
 
 
 @attrs.frozen(slots=True, kw_only=True)
+class Update:
+    """One operation on adapters: which, on which, and when it comes."""
+
+    name: str
+    adapter: str
+    at: float
+
+
+@attrs.frozen(slots=True, kw_only=True)
 class Schedule:
     """One run.
 
@@ -135,6 +149,7 @@ class Schedule:
         stop_again_secs: When another one follows; negative for never.
         engine_at: When the engine begins to listen.
         serves_secs: How much later it says that it serves.
+        lora: Whether adapters are managed.
     """
 
     seed: int
@@ -148,17 +163,19 @@ class Schedule:
     stop_again_secs: float
     engine_at: float
     serves_secs: float
+    lora: bool
     clients: tuple[ClientPlan, ...]
     faults: tuple[Fault, ...]
+    updates: tuple[Update, ...]
 
     def __str__(self) -> str:
         """Everything, one thing a line."""
         head = ", ".join(
             f"{field.name}={getattr(self, field.name)!r}"
             for field in attrs.fields(Schedule)
-            if field.name not in ("clients", "faults")
+            if field.name not in ("clients", "faults", "updates")
         )
-        rest = [*(f"  {client}" for client in self.clients), *(f"  {fault}" for fault in self.faults)]
+        rest = [f"  {part}" for part in (*self.clients, *self.faults, *self.updates)]
         return "\n".join((head, *rest))
 
 
@@ -166,7 +183,8 @@ def make_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     chance = random.Random(f"schedule {seed}")
     calm = chance.random() < 0.15
-    clients = tuple(_client(chance, number) for number in range(1, 2 + chance.choice((1, 2, 3, 4, 6, 8))))
+    lora = chance.random() < 0.15
+    clients = tuple(_client(chance, number, lora=lora) for number in range(1, 2 + chance.choice((1, 2, 3, 4, 6, 8))))
     faults = () if calm else tuple(_fault(chance, clients) for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
     early = chance.random() < 0.1
     slow_start = chance.random() < 0.15
@@ -182,12 +200,27 @@ def make_schedule(seed: int) -> Schedule:
         stop_again_secs=chance.uniform(0.0, 3.0) if chance.random() < 0.2 else -1.0,
         engine_at=chance.uniform(0.0, 3.0) if slow_start else 0.0,
         serves_secs=chance.uniform(0.0, 2.0) if slow_start else 0.0,
+        lora=lora,
         clients=clients,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        updates=_updates(chance) if lora else (),
     )
 
 
-def _client(chance: random.Random, number: int) -> ClientPlan:
+def _updates(chance: random.Random) -> tuple[Update, ...]:
+    first = Update(name="load_lora", adapter="a", at=0.02)
+    return (first, *(_update(chance) for _ in range(chance.randrange(6))))
+
+
+def _update(chance: random.Random) -> Update:
+    return Update(
+        name=chance.choice(UPDATES),
+        adapter=chance.choice(ADAPTERS),
+        at=chance.choice((0.02, chance.uniform(0.02, 0.2), chance.uniform(0.1, 3.0))),
+    )
+
+
+def _client(chance: random.Random, number: int, *, lora: bool) -> ClientPlan:
     endings = list(Ending)
     weights = (14, 1, 1, 1, 1, 1, 1)
     gap = chance.choice((0.0, 0.001, 0.02, 0.2))
@@ -207,6 +240,7 @@ def _client(chance: random.Random, number: int) -> ClientPlan:
         patience_secs=chance.uniform(1.0, 4.0),
         prompt_tokens=3 if chance.random() < 0.97 else chance.choice((5_000, 60_000)),
         text_bytes=0 if chance.random() < 0.96 else chance.choice((10_000, 150_000)),
+        adapter=chance.choice(("a", "a", *ADAPTERS)) if lora and chance.random() < 0.6 else "",
     )
 
 

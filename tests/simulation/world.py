@@ -42,6 +42,9 @@ __all__ = ["Result", "World", "run_seed"]
 SETTLE_SECS = 3.0
 """How long the network may take after the end until everybody has heard of it."""
 
+SLOW_CLIENT_SECS = 60.0
+"""How long a slow client may still take what was there for it; a process would not wait for that."""
+
 MAX_ROUNDS = 400_000
 TROUBLE = ("error", "critical", "exception")
 
@@ -135,6 +138,7 @@ class World:
             withdraw_grace_secs=schedule.grace_secs,
             drain_secs=schedule.drain_secs,
             coalesce=schedule.coalesce,
+            lora_enabled=schedule.lora,
             disaggregation_mode=DisaggregationMode.DECODE if schedule.decode else DisaggregationMode.AGGREGATED,
         )
 
@@ -175,8 +179,9 @@ class World:
     async def _settle(self, tasks_before: int) -> None:
         """Let the network run empty, and see what is left."""
         self.engine.end_of_faults()
-        with trio.move_on_after(SETTLE_SECS):
-            await trio.sleep_forever()
+        await trio.sleep(SETTLE_SECS)
+        with trio.move_on_after(SLOW_CLIENT_SECS):
+            await run_aio(self.dynamo.aio_clients_ended)
         for client in self.dynamo.clients:
             if client.started_at is not None and client.ended_at is None:
                 self.fault(f"request {client.plan.number} has not ended, though the worker has")
@@ -186,6 +191,10 @@ class World:
             self.left_over.append(f"{current} tasks of Trio")
         for client in self.dynamo.clients:
             await run_aio(client.aio_end)
+        self.left_over += [f"update {task.get_coro()}" for task in self.dynamo.updater.tasks if not task.done()]
+        for task in self.dynamo.updater.tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                self.fault(f"an update raised {error!r}")
         self.left_over += [f"asyncio task {task.get_coro()}" for task in asyncio.all_tasks(self._loop)]
         self.left_over += [f"timer {handle}" for handle in self._loop._scheduled if not handle.cancelled()]
 
