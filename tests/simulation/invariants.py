@@ -30,6 +30,9 @@ CLOSE_SECS = 2.0
 DEAD_SECS = 0.4
 """After that long without any connection, and with every attempt refused, no request may wait for one."""
 
+ATTEMPT_SECS = 1.0
+"""How long an attempt to connect may take."""
+
 WATCH_SECS = 0.2
 
 HARMLESS = frozenset(
@@ -64,9 +67,11 @@ async def watch(world: World) -> None:
             quiet_since = now
         if world.engine.links or world.network.answer is not Answer.REFUSE:
             dead_since = now
+        # An attempt that began while nobody answered takes its whole time, also when others are refused meanwhile.
+        limit = DEAD_SECS + (ATTEMPT_SECS if FaultKind.SILENCE in world.engine.touched else 0.0)
         for client in under_way:
             reads = not client.plan.pause_secs  # others may have much to read yet
-            if reads and now - max(dead_since, client.started_at or 0.0) > DEAD_SECS:
+            if reads and now - max(dead_since, client.started_at or 0.0) > limit:
                 world.fault(f"request {client.plan.number} waits, though nothing can serve it")
 
 

@@ -131,7 +131,7 @@ class World:
             transport=TransportSettings(
                 grpc_endpoint=GrpcEndpoint.parse(f"{HOST}:{PORT}"),
                 grpc_connections=schedule.connections,
-                grpc_connect_attempt_timeout_secs=1.0,
+                grpc_connect_attempt_timeout_secs=invariants.ATTEMPT_SECS,
                 grpc_retry_interval_secs=0.2,
                 grpc_startup_deadline_secs=60.0,
             ),
