@@ -341,9 +341,13 @@ async def open_pool(
         InvalidConfig: A file of the TLS settings cannot be used.
         StartupError: Before the block: a slot could not be connected before the deadline.
     """
-    if fast is None and (unsupported := fastpath.unsupported()) is not None:
-        log.warning("slow_transport", reason=unsupported, effect="several times the CPU per token; GOAWAY cuts streams")
-        fast = False
+    if fast is None:
+        # Asked once: looking installed versions up reads files, and this would be done for every connection.
+        unsupported = fastpath.unsupported()
+        if unsupported is not None:
+            effect = "several times the CPU per token; GOAWAY cuts streams"
+            log.warning("slow_transport", reason=unsupported, effect=effect)
+        fast = unsupported is None
     if not bootstrap and not settings.tls.enabled and not settings.grpc_endpoint.stays_here:
         log.warning("plaintext_connection", peer=peer, endpoint=settings.grpc_endpoint.label, advice="--grpc-tls")
     pool = Pool(settings, peer=peer, bootstrap=bootstrap, fast=fast)
