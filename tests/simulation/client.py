@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from simulation.adapters import SimLlm, Updater
+from simulation.adapters import RECORD_SECS, SimLlm, Updater
 from simulation.schedule import Act
 from support.fake_dynamo import WORKER_ID, Context, FakeDynamo, FakeDynamoError
 from support.samples import HANDOFF
@@ -104,6 +104,8 @@ class Client:
                 timer.cancel()
             if self.plan.act is Act.CLOSE:
                 await self._generator.aclose()
+            if self.left and self.plan.number % 2:
+                self._generator = None  # dropped, as Dynamo drops it some time
 
     async def _aio_take(self) -> None:
         async for chunk in self._generator:
@@ -129,7 +131,25 @@ class Client:
         """Wait until its side is over, and let go of everything."""
         if self._task is not None:
             await asyncio.wait([self._task, *self._aborts])
-            await self._generator.aclose()
+            if self._generator is not None:
+                await self._generator.aclose()
+
+
+@attrs.define(eq=False)
+class SimEndpoint:
+    """The worker's endpoint in Dynamo's discovery."""
+
+    registered: bool = False
+
+    async def register_endpoint_instance(self) -> None:
+        """Let the router find the worker."""
+        await aio_sleep(RECORD_SECS)
+        self.registered = True
+
+    async def unregister_endpoint_instance(self) -> None:
+        """Hide the worker from the router."""
+        await aio_sleep(RECORD_SECS)
+        self.registered = False
 
 
 class SimDynamo(FakeDynamo):
@@ -149,6 +169,7 @@ class SimDynamo(FakeDynamo):
         self.stop = asyncio.Event()
         self.registered_once = False
         self.llm = SimLlm()
+        self.endpoint = SimEndpoint()
         self.updater = Updater(note)
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -180,9 +201,9 @@ class SimDynamo(FakeDynamo):
 
     async def _aio_serve(self, engine: EngineObject) -> None:
         await engine.kv_event_sources()
-        await engine.on_endpoint_ready(object())
+        await engine.on_endpoint_ready(self.endpoint)
         await engine.health_check_payload()
-        self.registered_once = True
+        self.endpoint.registered = self.registered_once = True
         self.note("dynamo_registered")
         loop = asyncio.get_running_loop()
         for client in self.clients:
@@ -190,6 +211,7 @@ class SimDynamo(FakeDynamo):
         for update in self.schedule.updates:
             self._timers.append(loop.call_later(update.at, self.updater.start, update, engine, loop))
         await self.stop.wait()
+        self.endpoint.registered = False
         self.note("dynamo_withdrawn")
         await aio_sleep(self.schedule.grace_secs)
         await engine.is_quiescent()

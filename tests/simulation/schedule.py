@@ -150,6 +150,8 @@ class Schedule:
         engine_at: When the engine begins to listen.
         serves_secs: How much later it says that it serves.
         lora: Whether adapters are managed.
+        packet_secs: The longest time that a packet takes.
+        cut_probability: How often only a part of what was sent arrives at once.
     """
 
     seed: int
@@ -164,6 +166,8 @@ class Schedule:
     engine_at: float
     serves_secs: float
     lora: bool
+    packet_secs: float
+    cut_probability: float
     clients: tuple[ClientPlan, ...]
     faults: tuple[Fault, ...]
     updates: tuple[Update, ...]
@@ -201,6 +205,8 @@ def make_schedule(seed: int) -> Schedule:
         engine_at=chance.uniform(0.0, 3.0) if slow_start else 0.0,
         serves_secs=chance.uniform(0.0, 2.0) if slow_start else 0.0,
         lora=lora,
+        packet_secs=chance.choice((0.001, 0.001, 0.02)),
+        cut_probability=chance.choice((0.0, 0.1, 0.6)),
         clients=clients,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         updates=_updates(chance) if lora else (),

@@ -156,7 +156,11 @@ class World:
         """Play the schedule."""
         loop = self._loop = current_loop()
         schedule = self.schedule
-        network = self.network = Network(random.Random(f"network {schedule.seed}"))
+        network = self.network = Network(
+            random.Random(f"network {schedule.seed}"),
+            max_secs=schedule.packet_secs,
+            cut_probability=schedule.cut_probability,
+        )
         self.engine = SimEngine(schedule, network, self.note)
         self.dynamo = SimDynamo(schedule, self.note)
         timers = [loop.call_later(schedule.stop_at, self.stop)]
