@@ -135,7 +135,7 @@ def adapter_lock_kept_on_cancel() -> None:
         except AioCancelled:
             never_left.append(kept)  # or it would be closed as garbage
             raise
-        except BaseException:
+        except Exception:
             await kept.__aexit__(None, None, None)
             raise
         await kept.__aexit__(None, None, None)

@@ -141,6 +141,20 @@ async def test_unknown_versions_fall_back_with_one_warning(aio_loop: object, mon
         assert "grpclib 0.9.9" in warnings[0]["reason"]
 
 
+async def test_versions_are_looked_up_once(aio_loop: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for every connection: it reads files."""
+    asked: list[str] = []
+    look_up = importlib.metadata.version
+
+    def version(name: str) -> str:
+        asked.append(name)
+        return look_up(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    async with open_peer(script_answer) as peer, open_pool(settings(peer.port, connections=4)):
+        assert sorted(set(asked)) == sorted(asked)
+
+
 # -- Choice and queue
 
 
