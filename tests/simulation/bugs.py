@@ -136,7 +136,7 @@ def adapter_lock_kept_on_cancel() -> None:
             never_left.append(kept)  # or it would be closed as garbage
             raise
         except Exception:
-            await kept.__aexit__(None, None, None)
+            await kept.__aexit__(None, None, None)  # noqa: ASYNC120 - asyncio-flavoured
             raise
         await kept.__aexit__(None, None, None)
 
