@@ -60,6 +60,8 @@ async def watch(world: World) -> None:
         under_way = [
             client for client in world.dynamo.clients if client.started_at is not None and client.ended_at is None
         ]
+        ended = [client.ended_at for client in world.dynamo.clients if client.ended_at is not None]
+        quiet_since = max([quiet_since, *ended])  # one may have lived between two looks
         if under_way:
             quiet_since = now
         elif now - quiet_since >= QUIET_SECS:
