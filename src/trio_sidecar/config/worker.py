@@ -72,6 +72,10 @@ def _seconds(flag: str, env: str, default: float, text: str) -> float:
     return setting(option, default=default, check=check_duration)  # type: ignore[no-any-return]
 
 
+def _nonnegative_seconds(value: object, source: str) -> None:
+    check_duration(value, source, zero=True)  # type: ignore[arg-type]
+
+
 def _count(least: int, most: int) -> Callable[[object, str], None]:
     def check(value: object, source: str) -> None:
         if value is not None:
@@ -149,6 +153,28 @@ class TransportSettings:
         default=64 << 20,
         check=_count(1, MAX_MESSAGE_BYTES),
     )
+    keepalive_secs: float = setting(
+        Option(
+            flag="--keepalive-secs",
+            env="TRIO_SIDECAR_KEEPALIVE_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="Ping a connection that carries requests and brought nothing for this long; 0 never does.",
+        ),
+        default=30.0,
+        check=_nonnegative_seconds,
+    )
+    keepalive_timeout_secs: float = setting(
+        Option(
+            flag="--keepalive-timeout-secs",
+            env="TRIO_SIDECAR_KEEPALIVE_TIMEOUT_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="How long the answer to such a ping may take before the connection counts as lost.",
+        ),
+        default=20.0,
+        check=check_duration,
+    )
     tls: ClientTlsSettings = nested(ClientTlsSettings, default=ClientTlsSettings())
 
     def __attrs_post_init__(self) -> None:
@@ -201,10 +227,6 @@ _TRUTH = {True: ("true", "1", "on", "yes"), False: ("false", "0", "off", "no")}
 def _variable(env: str, text: str) -> bool:
     option = Option(flag=None, env=env, parse=_truthy, help=text, choices=("true", "false"), empty_is_unset=True)
     return setting(option, default=False, check=_is(bool))  # type: ignore[no-any-return]
-
-
-def _nonnegative_seconds(value: object, source: str) -> None:
-    check_duration(value, source, zero=True)  # type: ignore[arg-type]
 
 
 @attrs.frozen(slots=True, kw_only=True)

@@ -121,6 +121,16 @@ class Connection(Protocol):
         ...
 
     @property
+    def heard(self) -> int:
+        """Grows whenever the peer has sent something; for keepalive."""
+        ...
+
+    @property
+    def too_many_pings(self) -> bool:
+        """Whether the peer ended the connection with ENHANCE_YOUR_CALM."""
+        ...
+
+    @property
     def closed(self) -> trio.Event:
         """Set when the socket is gone."""
         ...
@@ -151,7 +161,7 @@ class Connection(Protocol):
         ...
 
     async def aio_ping(self) -> None:
-        """Return when the peer has answered a ping; the caller limits the time (a hook for keepalive).
+        """Return when the peer has answered a ping; the caller limits the time (for keepalive).
 
         Raises:
             RpcError: UNAVAILABLE if the connection is lost meanwhile.

@@ -36,6 +36,8 @@ class FastConnection:
         self.state = ConnectionState.READY
         self.reason = ""
         self.closed = trio.Event()
+        self.heard = 0
+        self.too_many_pings = False
         self.streams: dict[int, FastStream] = {}
         self.senders: set[FastStream] = set()
         self._on_change = on_change
@@ -77,7 +79,7 @@ class FastConnection:
 
     async def aio_ping(self) -> None:
         """Return when the peer has answered a ping."""
-        self.check_usable()
+        self.check_open()
         payload = (len(self._pings) + 1).to_bytes(8, "big")
         answered = self._pings[payload] = AioEvent()
         try:
@@ -86,8 +88,7 @@ class FastConnection:
             await answered.aio_wait()
         finally:
             self._pings.pop(payload, None)
-        if self.state is ConnectionState.CLOSED:
-            raise RpcError(StatusCode.UNAVAILABLE, self.reason)
+        self.check_open()
 
     def close(self, reason: str, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """Fail all streams and close; the code tells the peer why."""
@@ -123,6 +124,11 @@ class FastConnection:
         if self.state is not ConnectionState.READY:
             reason = f"the connection to {self.settings.endpoint.label} is {self.state.value}: {self.reason}"
             raise NotProcessed(reason)
+
+    def check_open(self) -> None:
+        """Raise an RpcError if the connection is lost."""
+        if self.state is ConnectionState.CLOSED:
+            raise RpcError(StatusCode.UNAVAILABLE, self.reason)
 
     async def aio_writable(self) -> None:
         """Wait while the socket takes nothing; returns at once when the connection is lost."""

@@ -23,6 +23,7 @@ from grpclib.protocol import Connection as GrpclibConnection
 from grpclib.protocol import EventsProcessor, H2Protocol
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.exceptions import FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
 
@@ -127,6 +128,7 @@ class FastProtocol(H2Protocol):
         """Bytes have arrived."""
         if self.owner.state is ConnectionState.CLOSED:
             return
+        self.owner.heard += 1
         try:
             self._split(self._tail + data if self._tail else data)
         except ProtocolError as error:
@@ -206,6 +208,7 @@ class FastProtocol(H2Protocol):
         (log.warning if code else log.info)(
             "connection_draining", endpoint=self.owner.settings.endpoint.label, code=code, debug=debug
         )
+        self.owner.too_many_pings = code == ErrorCodes.ENHANCE_YOUR_CALM
         self.owner.drain(reason, last)
 
 

@@ -29,6 +29,7 @@ from trio_sidecar.transport.balance import PoolStatistics, SlotLoad, choose, str
 from trio_sidecar.transport.connect import FailureLog, connect_slots
 from trio_sidecar.transport.connection import Connection, ConnectionState
 from trio_sidecar.transport.dial import aio_connect, connection_settings
+from trio_sidecar.transport.keepalive import Keepalive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,6 +108,7 @@ class Pool:
         self._failed_reconnects = 0
         self._cause = ""
         self._peer_is_back = trio.Event()
+        self._keepalive = Keepalive(settings.keepalive_secs, settings.keepalive_timeout_secs)
         self._closing = False
 
     def __len__(self) -> int:
@@ -219,6 +221,8 @@ class Pool:
         slot.open_streams = 0
         slot.replacing = not self._closing
         slot.lost.set()
+        if connection.too_many_pings:
+            self._keepalive.slow_down()
         if not self._closing:
             log.info(
                 "connection_" + connection.state.value,
@@ -275,6 +279,10 @@ class Pool:
             await slot.lost.wait()
             await self._replace(slot)
             self._reconnects += 1
+
+    async def keep_alive(self) -> None:
+        """Give up connections whose peer has fallen silent (Trio-flavoured)."""
+        await self._keepalive.run(lambda: self._connections)
 
     async def _replace(self, slot: _Slot) -> None:
         failures = FailureLog()
@@ -357,6 +365,7 @@ async def open_pool(
         async with trio.open_nursery() as upkeep:
             for slot in pool.slots:
                 upkeep.start_soon(pool.keep, slot)
+            upkeep.start_soon(pool.keep_alive)
             try:
                 yield pool
             except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery, so not in a group

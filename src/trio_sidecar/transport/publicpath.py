@@ -59,6 +59,8 @@ class PublicConnection:
     """See :class:`~trio_sidecar.transport.connection.Connection`."""
 
     stream_limit = _ASSUMED_STREAM_LIMIT
+    heard = 0
+    too_many_pings = False
 
     def __init__(self, settings: ConnectionSettings, on_change: Callable[[Connection], None]) -> None:
         self.settings = settings
