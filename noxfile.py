@@ -177,6 +177,19 @@ def parity(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "nox", "--session", "vllm", "--", *where, *session.posargs, external=True)
 
 
+@nox.session(python=PYTHON)
+def gpu(session: nox.Session) -> None:
+    """Look at the GPU of this machine, generate on it, and run the tests of vLLM there; skipped where there is none."""
+    if not any(Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "kfd", "dri/renderD*")):
+        session.skip("this machine has no GPU: nothing like /dev/nvidia0, /dev/kfd or /dev/dri/renderD128")
+    install_wheel(session, *group("test"), extra="dynamo,vllm")
+    made = Path(session.create_tmp()).resolve() / "models"
+    session.run("python", "tests/support/plain_vllm_model.py", str(made), env={"PYTHONPATH": "tests"})
+    arguments = ["--max-model-len=256", "--gpu-memory-utilization=0.2", "--enforce-eager"]
+    session.run("trio-sidecar", "doctor", "--engine", "vllm", str(made / "model"), *arguments, success_codes=[0, 1])
+    run_pytest(session, "tests/vllm")
+
+
 def install_vllm(session: nox.Session) -> None:
     """Install the CPU build of vLLM into the session's environment, unless it is there already."""
     pins = (ROOT / VLLM_PINS).read_text()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trio_sidecar.config import (
+    DoctorSettings,
     FrontendSettings,
     HostSettings,
     LogSettings,
@@ -33,6 +34,7 @@ TABLES: dict[str, tuple[type[attrs.AttrsInstance], ...]] = {
     "engine mock": (ServerSettings, MockSettings),
     "engine vllm": (VllmSettings,),
     "frontend": (FrontendSettings,),
+    "doctor": (DoctorSettings,),
     "common": (HostSettings, LogSettings),
 }
 FILES = ("docs/configuration.md",)

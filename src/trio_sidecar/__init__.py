@@ -3,7 +3,7 @@
 Layers, top to bottom; a module imports only from strictly lower ones, and a test draws the graph:
 
     cli
-    up
+    doctor, up
     worker, server, testing
     lifecycle
     requests

@@ -9,15 +9,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from trio_sidecar import __version__
-from trio_sidecar.cli import commands, vllm
+from trio_sidecar.cli import commands, doctor, vllm
 from trio_sidecar.cli.flags import FLAGS, Parser, UsageError, add_options, add_plain
 from trio_sidecar.cli.streams import finish_output, open_missing
 from trio_sidecar.config import (
+    DoctorSettings,
     FrontendSettings,
     HostSettings,
     LogSettings,
     MockSettings,
     ServerSettings,
+    TransportSettings,
     UpSettings,
     VllmSettings,
     WorkerSettings,
@@ -165,6 +167,11 @@ def build_parser() -> Parser:
     frontend = added.add_parser("frontend", help="Dynamo's HTTP front end", description=commands.frontend.__doc__)
     add_options(frontend, FrontendSettings, HostSettings, LogSettings)
     frontend.set_defaults(run=commands.frontend, parser=frontend, classes=(FrontendSettings,))
+
+    tells = added.add_parser("doctor", help="say what is broken, and where", description=doctor.doctor.__doc__)
+    add_options(tells, DoctorSettings, TransportSettings)
+    add_plain(tells, vllm.ENGINE_FLAG, metavar="{mock,vllm [MODEL]}", text=doctor.ENGINE_HELP)
+    tells.set_defaults(run=doctor.doctor, run_rest=doctor.doctor, parser=tells, classes=(DoctorSettings,))
 
     added.add_parser(BENCH_COMMAND, help="measure this worker beside others", description=commands.bench.__doc__)
     return parser

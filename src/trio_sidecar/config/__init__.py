@@ -7,6 +7,7 @@ the command line, the environment and the reference table in the README are deri
 from trio_sidecar.config.fields import CLOCK_RANGE_SECS, Option, OptionSource, options_of, resolve
 from trio_sidecar.config.mock import MockReply, MockSettings, parse_engine_args
 from trio_sidecar.config.process import (
+    DoctorSettings,
     FrontendSettings,
     HostKind,
     HostSettings,
@@ -25,6 +26,7 @@ __all__ = [
     "CLOCK_RANGE_SECS",
     "ClientTlsSettings",
     "DisaggregationMode",
+    "DoctorSettings",
     "FrontendSettings",
     "HostKind",
     "HostSettings",

@@ -304,3 +304,37 @@ class UpSettings:
         Option(flag="--verbose", env=None, parse=parse_bool, switch=True, help="Show the output of the parts."),
         default=False,
     )
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class DoctorSettings:
+    """What the doctor may take.
+
+    Attributes:
+        json: Write JSON instead of a tree.
+        timeout_secs: For each layer of the endpoint and each service around it.
+        engine_timeout_secs: For starting an engine in this process and for a short generation.
+    """
+
+    json: bool = setting(
+        Option(flag="--json", env=None, parse=parse_bool, switch=True, help="Write JSON instead of a tree."),
+        default=False,
+    )
+    timeout_secs: float = setting(
+        Option(
+            flag="--timeout-secs", env=None, parse=duration, metavar="SECONDS", help="For each layer that is looked at."
+        ),
+        default=5.0,
+        check=check_duration,
+    )
+    engine_timeout_secs: float = setting(
+        Option(
+            flag="--engine-timeout-secs",
+            env=None,
+            parse=duration,
+            metavar="SECONDS",
+            help="For starting the engine of --engine and generating 16 tokens.",
+        ),
+        default=600.0,
+        check=check_duration,
+    )

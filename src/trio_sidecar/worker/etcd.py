@@ -19,7 +19,7 @@ from trio_sidecar.worker.errors import RuntimeFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["discovery_backend", "wait_for_etcd"]
+__all__ = ["DISCOVERY", "ENDPOINTS", "discovery_backend", "parse_addresses", "wait_for_etcd"]
 
 DISCOVERY = ("DYN_DISCOVERY_BACKEND", "etcd")
 """The variable that chooses where workers are found, and Dynamo's default."""
@@ -49,7 +49,7 @@ async def wait_for_etcd(environment: Mapping[str, str]) -> None:
         RuntimeFailed: None did within ``ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS``.
     """
     text = environment.get(*ENDPOINTS)
-    addresses = _addresses(text)
+    addresses = parse_addresses(text)
     seconds = duration(environment.get(*STARTUP_SECS), STARTUP_SECS[0])
     check_duration(seconds, STARTUP_SECS[0], zero=True)
     deadline = Deadline.after(seconds)
@@ -68,7 +68,12 @@ async def wait_for_etcd(environment: Mapping[str, str]) -> None:
         await trio.sleep(deadline.sooner_of(RETRY_SECS))
 
 
-def _addresses(text: str) -> list[tuple[str, int]]:
+def parse_addresses(text: str, variable: str = ENDPOINTS[0], default_port: int = DEFAULT_PORT) -> list[tuple[str, int]]:
+    """Hosts and ports of a list of URLs or addresses.
+
+    Raises:
+        InvalidConfig: One of them is neither.
+    """
     addresses = []
     for endpoint in text.split(","):
         url = endpoint.strip()
@@ -79,8 +84,8 @@ def _addresses(text: str) -> list[tuple[str, int]]:
             host = port = None
         if not host:
             reason = f"{endpoint!r} is no address; use a list such as http://host1:2379,http://host2:2379"
-            raise InvalidConfig(ENDPOINTS[0], reason)
-        addresses.append((host, DEFAULT_PORT if port is None else port))
+            raise InvalidConfig(variable, reason)
+        addresses.append((host, default_port if port is None else port))
     return addresses
 
 
