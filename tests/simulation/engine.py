@@ -69,6 +69,7 @@ class SimEngine:
         self.records = {client.number: Record() for client in schedule.clients}
         self.touched: set[FaultKind] = set()
         self.broken: set[Link] = set()
+        self.connections: list[MemoryConnection] = []
         self.life = 1
         self.serving = False
         self.frozen = False
@@ -118,6 +119,8 @@ class SimEngine:
         """Let a fault happen."""
         self.touched.add(fault.kind)
         links = self.links
+        if self.schedule.keepalive and fault.kind in (FaultKind.SLOW, FaultKind.FROZEN):
+            self.broken.update(links)  # to be taken for dead
         link = links[int(fault.where * len(links))] if links else None
         self.note("fault", kind=fault.kind.name, links=len(links))
         match fault.kind:
@@ -210,6 +213,7 @@ class SimEngine:
 
     def connected(self, connection: MemoryConnection) -> None:
         """A frozen engine's kernel accepts connections, and no more."""
+        self.connections.append(connection)
         if self.frozen and connection.wire is not None:
             connection.wire.link.hold()
 

@@ -33,6 +33,15 @@ DEAD_SECS = 0.4
 ATTEMPT_SECS = 1.0
 """How long an attempt to connect may take."""
 
+KEEPALIVE_SECS = 0.3
+"""Silence after which a connection is pinged, and what the answer may take, in schedules with quick keepalive."""
+
+SILENCE_SECS = 4 * KEEPALIVE_SECS
+"""After that long on a connection that carries nothing, a request has its end."""
+
+MOST_PINGS = 3
+"""What gRPC servers forgive; runs are shorter than their five minutes."""
+
 WATCH_SECS = 0.2
 
 HARMLESS = frozenset(
@@ -69,12 +78,28 @@ async def watch(world: World) -> None:
             quiet_since = now
         if world.engine.links or world.network.answer is not Answer.REFUSE:
             dead_since = now
+        if world.schedule.keepalive:
+            _check_silence(world, under_way, now)
         # An attempt that began while nobody answered takes its whole time, also when others are refused meanwhile.
         limit = DEAD_SECS + (ATTEMPT_SECS if FaultKind.SILENCE in world.engine.touched else 0.0)
         for client in under_way:
             reads = not client.plan.pause_secs  # others may have much to read yet
             if reads and now - max(dead_since, client.started_at or 0.0) > limit:
                 world.fault(f"request {client.plan.number} waits, though nothing can serve it")
+
+
+def _check_silence(world: World, under_way: list[Client], now: float) -> None:
+    """With quick keepalive, nobody waits on a connection that was held for long, unless its pings are used up."""
+    for client in under_way:
+        links = world.engine.records[client.plan.number].links
+        link = links[-1] if links else None
+        since = world.held_since.get(link) if link is not None else None
+        if link is None or not link.held:
+            continue
+        if since is None:
+            world.held_since[link] = now
+        elif now - since > SILENCE_SECS and not client.plan.pause_secs and not link.server.protocol.pings:
+            world.fault(f"request {client.plan.number} waits on a connection, silent for {now - since:g} s")
 
 
 def _check_quiet(world: World) -> None:
@@ -151,6 +176,8 @@ def _check_end(world: World) -> None:
         world.fault(f"the worker took {took:.3f} s to end")
     if engine.open:
         world.fault(f"the engine still holds requests {[plan.number for plan in engine.open.values()]} at the end")
+    if any(connection.most_pings > MOST_PINGS for connection in engine.connections):
+        world.fault("an engine that counts pings would have closed the connection")
     if any(link.open for link in world.engine.network.links):
         world.fault("a connection is still open at the end")
 
@@ -210,7 +237,8 @@ def _may_have_failed(engine: SimEngine, record: Record, plan: ClientPlan) -> boo
     if not record.calls:
         if plan.adapter:
             return True  # it may not be published
-        return not engine.touched <= HARMLESS
+        harmless = HARMLESS - {FaultKind.SLOW, FaultKind.FROZEN} if engine.schedule.keepalive else HARMLESS
+        return not engine.touched <= harmless
     return record.dropped or any(link in engine.broken for link in record.links)
 
 

@@ -150,6 +150,7 @@ class Schedule:
         engine_at: When the engine begins to listen.
         serves_secs: How much later it says that it serves.
         lora: Whether adapters are managed.
+        keepalive: Whether silent connections are found soon, instead of after the default half minute.
         packet_secs: The longest time that a packet takes.
         cut_probability: How often only a part of what was sent arrives at once.
     """
@@ -166,6 +167,7 @@ class Schedule:
     engine_at: float
     serves_secs: float
     lora: bool
+    keepalive: bool
     packet_secs: float
     cut_probability: float
     clients: tuple[ClientPlan, ...]
@@ -205,6 +207,7 @@ def make_schedule(seed: int) -> Schedule:
         engine_at=chance.uniform(0.0, 3.0) if slow_start else 0.0,
         serves_secs=chance.uniform(0.0, 2.0) if slow_start else 0.0,
         lora=lora,
+        keepalive=chance.random() < 0.3,
         packet_secs=chance.choice((0.001, 0.001, 0.02)),
         cut_probability=chance.choice((0.0, 0.1, 0.6)),
         clients=clients,

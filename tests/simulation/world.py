@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from simulation.schedule import Schedule
     from trio_sidecar.engines.remote import RemoteEngine
+    from trio_sidecar.testing.network import Link
 
 __all__ = ["Result", "World", "run_seed"]
 
@@ -78,6 +79,7 @@ class World:
         ended_at: When the worker had ended.
         trouble: What was logged as an error.
         remote: The engine, as the worker has opened it.
+        held_since: When a connection with a request was first seen to carry nothing.
     """
 
     def __init__(self, schedule: Schedule, result: Result) -> None:
@@ -92,6 +94,7 @@ class World:
         self.engine: SimEngine
         self.dynamo: SimDynamo
         self.left_over: list[str] = []
+        self.held_since: dict[Link, float] = {}
         self._loop: Any = None
 
     def note(self, event: str, **fields: object) -> None:
@@ -134,6 +137,8 @@ class World:
                 grpc_connect_attempt_timeout_secs=invariants.ATTEMPT_SECS,
                 grpc_retry_interval_secs=0.2,
                 grpc_startup_deadline_secs=60.0,
+                keepalive_secs=invariants.KEEPALIVE_SECS if schedule.keepalive else 30.0,
+                keepalive_timeout_secs=invariants.KEEPALIVE_SECS if schedule.keepalive else 20.0,
             ),
             withdraw_grace_secs=schedule.grace_secs,
             drain_secs=schedule.drain_secs,

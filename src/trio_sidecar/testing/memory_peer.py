@@ -117,7 +117,9 @@ class MemoryConnection:
     Attributes:
         wire: Its end of the network.
         calls: Calls whose headers have arrived and that are not over, by stream id.
-        pings: How many pings have arrived.
+        pings: How many pings have arrived since headers or data were last sent; gRPC servers forgive three that come
+            faster than every five minutes.
+        most_pings: The most that this ever was.
         lost: The connection is gone.
     """
 
@@ -125,7 +127,7 @@ class MemoryConnection:
         self.service = service
         self.wire: Wire | None = None
         self.calls: dict[int, MemoryCall] = {}
-        self.pings = 0
+        self.pings = self.most_pings = 0
         self.lost = False
         self._last_received = 0
         self._ending = False
@@ -241,6 +243,7 @@ class MemoryConnection:
 
     def send_headers(self, stream_id: int, headers: list[tuple[str, str]], *, end_stream: bool = False) -> None:
         """Send headers or trailers."""
+        self.pings = 0
         self._h2.send_headers(stream_id, headers, end_stream=end_stream)
         if end_stream:
             self.calls.pop(stream_id, None)
@@ -248,6 +251,7 @@ class MemoryConnection:
 
     def send_data(self, stream_id: int, data: bytes) -> None:
         """Send one DATA frame."""
+        self.pings = 0
         self._h2.send_data(stream_id, data)
         self._flush()
 
@@ -283,6 +287,7 @@ class MemoryConnection:
                     call.flush()
             case h2.events.PingReceived():
                 self.pings += 1
+                self.most_pings = max(self.most_pings, self.pings)
 
     def _drop(self, stream_id: int) -> None:
         if (call := self.calls.pop(stream_id, None)) is not None:
