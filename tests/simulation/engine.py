@@ -169,11 +169,10 @@ class SimEngine:
             case FaultKind.RESTRICTED:
                 server.limit_streams(1 + int(fault.extra * 3))
             case FaultKind.STREAM_RESET:
-                calls = list(server.calls.values())
+                calls = [call for call in server.calls.values() if call in self.open]
                 if calls:
                     call = calls[int(fault.extra * len(calls))]
-                    if (plan := self.open.pop(call, None)) is not None:
-                        self.records[plan.number].dropped = True
+                    self.records[self.open.pop(call).number].dropped = True
                     call.reset(2 if fault.where < 0.5 else 7)
 
     def _thaw(self) -> None:
