@@ -159,6 +159,18 @@ class ConnectError(SidecarError):
     retryable = True
 
 
+class Overloaded(SidecarError):
+    """As many requests as are allowed are open already; another worker may have room."""
+
+    kind = ErrorKind.CANNOT_CONNECT
+    status = StatusCode.RESOURCE_EXHAUSTED
+    retryable = True
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"this worker has {limit} requests open, as many as --max-inflight-requests allows")
+
+
 class ConnectionTimeoutError(SidecarError):
     """A start-up phase or a call outlived its deadline."""
 

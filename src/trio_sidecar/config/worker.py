@@ -368,6 +368,39 @@ class WorkerSettings:
         "tcp",
     )
     event_plane: str | None = _plane("--event-plane", "DYN_EVENT_PLANE", ("nats", "zmq"), "Event transport.")
+    first_response_secs: float = setting(
+        Option(
+            flag="--first-response-timeout-secs",
+            env="TRIO_SIDECAR_FIRST_RESPONSE_TIMEOUT_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="How long the engine may take to a request's first message, queueing included; 0 is no limit.",
+        ),
+        default=1800.0,
+        check=_nonnegative_seconds,
+    )
+    idle_secs: float = setting(
+        Option(
+            flag="--idle-timeout-secs",
+            env="TRIO_SIDECAR_IDLE_TIMEOUT_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="How long the engine may be silent between two messages of a request; 0 is no limit.",
+        ),
+        default=600.0,
+        check=_nonnegative_seconds,
+    )
+    max_inflight_requests: int = setting(
+        Option(
+            flag="--max-inflight-requests",
+            env="TRIO_SIDECAR_MAX_INFLIGHT_REQUESTS",
+            parse=whole_number(0, MAX_U32),
+            metavar="COUNT",
+            help="Requests open at once; further ones are refused, for another worker to take; 0 is no limit.",
+        ),
+        default=10_000,
+        check=_count(0, MAX_U32),
+    )
     coalesce: bool = setting(
         Option(
             flag="--coalesce",

@@ -10,6 +10,7 @@ How a session ends, for its consumer (spec 10, 11):
 - the engine's terminal, or one error after the chunks that arrived before it;
 - a request cancel: what waits in the buffer is dropped, and one cancelled terminal counts exactly the delivered tokens;
 - the consumer goes: nothing more, and the engine's stream is released;
+- the engine is silent for too long: a ConnectionTimeoutError after the waiting chunks;
 - the drain's deadline or a dying ring: an EngineShutdown error after the waiting chunks, never a silent normal end.
 """
 
@@ -22,7 +23,8 @@ import structlog
 import trio
 
 from trio_sidecar.bridge import run_aio_limited
-from trio_sidecar.errors import EngineShutdown, ProtocolError, RpcError, SidecarError
+from trio_sidecar.errors import ConnectionTimeoutError, EngineShutdown, ProtocolError, RpcError, SidecarError
+from trio_sidecar.requests.limits import SilenceLimits, SilenceWatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -51,6 +53,7 @@ class EndReason(enum.Enum):
     CONSUMER_GONE = "consumer_gone"
     ERROR = "error"
     SHUTDOWN = "shutdown"
+    TIMEOUT = "timeout"
 
 
 class ResponseState(Protocol):
@@ -147,6 +150,7 @@ class Session:
         "_responder",
         "_scope",
         "_started_at",
+        "_watch",
         "reason",
         "request_id",
     )
@@ -158,6 +162,8 @@ class Session:
         responder: Responder,
         buffer: OutputBuffer,
         policy: CancelPolicy,
+        *,
+        silence: SilenceLimits | None = None,
     ) -> None:
         self.request_id = request_id
         self.reason: EndReason | None = None
@@ -169,6 +175,7 @@ class Session:
         self._held_back = False
         self._scope = trio.CancelScope()
         self._started_at = trio.current_time()
+        self._watch = SilenceWatch(silence or SilenceLimits(), self._expired)
 
     # -- For the face -----------------------------------------------------------------------------------------------
 
@@ -269,15 +276,20 @@ class Session:
                 self._cancel_now()
             else:
                 self._fail(self._explain(error), EndReason.ERROR)
+        finally:
+            self._watch.end()
         # The request stays open, for the drain too, until its consumer has seen the end; the engine's stream is closed.
         await self._buffer.aio_wait_exhausted()
 
     async def _aio_read(self, engine: Engine) -> None:
         """Move answers from the engine to the buffer until the terminal; later messages are not read (R10.18)."""
-        buffer, responder, policy = self._buffer, self._responder, self._policy
+        buffer, responder, policy, watch = self._buffer, self._responder, self._policy, self._watch
+        watch.begin()
         async with engine.aio_generate(self._converted.wire, self._converted.metadata) as stream:
             while True:
+                watch.asking()
                 responses = await stream.aio_receive()
+                watch.answered()
                 if not responses:
                     reason = f"{RPC} ended before a terminal response with finish_info"
                     raise ProtocolError(reason)
@@ -300,6 +312,14 @@ class Session:
     def _cancel_now(self) -> None:
         self.reason = EndReason.CANCELLED
         self._buffer.cut(self._cancelled_chunk())
+        self._scope.cancel()
+
+    def _expired(self, reason: str) -> None:
+        """The engine has been silent for too long; somebody whose cancel waits for it waits no longer."""
+        if self._cancel_wanted and not self._buffer.ended:
+            self._cancel_now()
+            return
+        self._fail(ConnectionTimeoutError(f"{RPC}: {reason}"), EndReason.TIMEOUT)
         self._scope.cancel()
 
     def _cancelled_chunk(self) -> Chunk:

@@ -9,8 +9,9 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.errors import EngineShutdown
+from trio_sidecar.errors import EngineShutdown, Overloaded
 from trio_sidecar.requests.buffer import BufferLimit, OutputBuffer
+from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.session import CancelAtOnce, Session
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class SessionsStatistics:
     Attributes:
         open: Accepted and not yet ended.
         peak_open: The most that ever were open at once.
+        refused: How many were refused because too many were open.
         ended: How many ended, by reason (the values of :class:`EndReason`).
     """
 
     open: int
     peak_open: int
+    refused: int
     ended: Mapping[str, int]
 
 
@@ -63,6 +66,8 @@ class Sessions:
         coalesce: Whether to merge; otherwise there is one chunk per answer of the engine.
         limit: Bound of each request's buffer.
         role: The disaggregation mode, for logs.
+        silence: How long the engine may be silent towards a request.
+        max_open: Requests beyond this are refused; 0 is no limit.
     """
 
     responder: Callable[[Any], Responder]
@@ -70,11 +75,14 @@ class Sessions:
     coalesce: bool = True
     limit: BufferLimit = attrs.field(factory=BufferLimit)
     role: str = "aggregated"
+    silence: SilenceLimits = attrs.field(factory=SilenceLimits)
+    max_open: int = 0
     _ring: _Ring | None = attrs.field(default=None, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _open: set[Session] = attrs.field(factory=set, init=False)
     _idle: trio.Event | None = attrs.field(default=None, init=False)
     _peak: int = attrs.field(default=0, init=False)
+    _refused: int = attrs.field(default=0, init=False)
     _ended: dict[str, int] = attrs.field(factory=dict, init=False)
 
     @asynccontextmanager
@@ -122,14 +130,20 @@ class Sessions:
         Raises:
             EngineShutdown: :meth:`serving` was not entered yet.
             InvalidRequest: The request cannot be expressed in the contract; raised before any cancel counts (R10.1).
+            Overloaded: As many requests as are allowed are open.
         """
         ring = self._ring
         if ring is None:
             reason = "the worker has not started"
             raise EngineShutdown(reason)
+        if self.max_open and len(self._open) >= self.max_open:
+            self._refused += 1
+            raise Overloaded(self.max_open)
         converted = ring.convert(request, request_id)
         buffer = OutputBuffer(self.limit, merge=self.merge if self.coalesce else None)
-        session = Session(request_id, converted, self.responder(converted.response), buffer, policy)
+        session = Session(
+            request_id, converted, self.responder(converted.response), buffer, policy, silence=self.silence
+        )
         if self._closed:
             session.stop()
             return session
@@ -175,4 +189,6 @@ class Sessions:
 
     def statistics(self) -> SessionsStatistics:
         """How many requests there are and were."""
-        return SessionsStatistics(open=len(self._open), peak_open=self._peak, ended=dict(self._ended))
+        return SessionsStatistics(
+            open=len(self._open), peak_open=self._peak, refused=self._refused, ended=dict(self._ended)
+        )

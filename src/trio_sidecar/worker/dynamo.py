@@ -25,6 +25,7 @@ from trio_sidecar.engines.remote import open_remote
 from trio_sidecar.errors import ErrorKind, InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
+from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
@@ -197,7 +198,14 @@ async def _serve(
     """
     config = worker_config(binding, settings, looked_at)
     mode = settings.disaggregation_mode
-    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks, coalesce=settings.coalesce, role=mode.value)
+    sessions = Sessions(
+        responder=ResponseConverter,
+        merge=merge_chunks,
+        coalesce=settings.coalesce,
+        role=mode.value,
+        silence=SilenceLimits(first_response_secs=settings.first_response_secs, idle_secs=settings.idle_secs),
+        max_open=settings.max_inflight_requests,
+    )
     management = Management(binding, settings, looked_at)
 
     async def start_up(engine: Engine) -> Started:

@@ -20,7 +20,7 @@ class FakeSessions:
 
     def statistics(self) -> SessionsStatistics:
         """Three open requests."""
-        return SessionsStatistics(open=3, peak_open=5, ended={"stop": 7})
+        return SessionsStatistics(open=3, peak_open=5, refused=0, ended={"stop": 7})
 
 
 async def take_two() -> list[Any]:
@@ -46,7 +46,7 @@ def test_snapshot_is_logged_at_a_signal(host: Host) -> None:
     first, second = run(take_two, host=host)
     assert before == signal.getsignal(signal.SIGUSR1)
     assert "worker_snapshot" == first["event"]
-    assert {"open": 3, "peak_open": 5, "ended": {"stop": 7}} == first["requests"]
+    assert {"open": 3, "peak_open": 5, "refused": 0, "ended": {"stop": 7}} == first["requests"]
     assert first["trio_tasks"] + 1 == second["trio_tasks"]
     assert first["aio_tasks"] == second["aio_tasks"]
     assert first["open_files"] > 3
