@@ -5,6 +5,7 @@ Layers, top to bottom; a module imports only from strictly lower ones, and a tes
     cli
     doctor, up
     worker, server, testing
+    recovery
     lifecycle
     requests
     discovery, kv_events, lora, rl

@@ -64,3 +64,62 @@ async def test_engine_dies_and_comes_back(tmp_path: Path) -> None:
                 assert backend.reply.text(3) == answer.text
             finally:
                 again.close()
+
+
+@pytest.mark.rule("R15.7")
+async def test_another_model_on_the_same_port_ends_the_worker(tmp_path: Path) -> None:
+    """A worker that was registered for one model does not serve another: it ends and says what differs."""
+    with (
+        mock_backend(tmp_path / "engine", tokens_per_second=50) as backend,
+        stack(backend, WorkerKind.OURS, tmp_path) as service,
+    ):
+        (worker,) = service.workers
+        async with service.client() as client:
+            assert (await client.complete(max_tokens=3)).status == 200
+            os.kill(backend.engine.process.pid, signal.SIGKILL)
+            backend.engine.process.close(seconds=1)
+            flags = {"--served-model-name": "another-model", "--max-model-len": 1024}
+            again = peers.start_mock_server(flags, log_dir=tmp_path / "again", port=backend.engine.port)
+            try:
+                await eventually(lambda: not worker.running, "the worker has ended", seconds=BACK_SECONDS)
+            finally:
+                again.close()
+            assert "served_model_name was" in worker.wait_for_line(r"worker_failed.*").string
+            assert (await client.complete(max_tokens=3)).status >= 400
+
+
+@pytest.mark.rule("R15.2", "R15.3")
+async def test_requests_go_to_the_other_worker_meanwhile(tmp_path: Path) -> None:
+    """One of two engines dies: its worker leaves discovery, the other answers everything, and it comes back."""
+    with (
+        mock_backend(tmp_path / "one", tokens_per_second=200) as first,
+        mock_backend(tmp_path / "two", tokens_per_second=200) as second,
+        stack(first, WorkerKind.OURS, tmp_path) as service,
+    ):
+        other = peers.start_worker(
+            f"127.0.0.1:{second.engine.port}", discovery=service.discovery, log_dir=tmp_path, name="other"
+        )
+        try:
+            await eventually(lambda: len(instances(service.discovery)) == 2, "both are registered")
+            async with service.client() as client:
+                for _ in range(4):
+                    assert (await client.complete(max_tokens=3)).status == 200
+                os.kill(first.engine.process.pid, signal.SIGKILL)
+                first.engine.process.close(seconds=1)
+                await eventually(lambda: len(instances(service.discovery)) == 1, "the worker has withdrawn")
+                await trio.sleep(1)  # until the front end has heard of it
+                answers = [await client.complete(max_tokens=3) for _ in range(10)]
+                assert [200] * 10 == [answer.status for answer in answers]
+                flags = {"--served-model-name": first.model, "--max-model-len": 1024}
+                again = peers.start_mock_server(flags, log_dir=tmp_path / "again", port=first.engine.port)
+                try:
+                    await eventually(lambda: len(instances(service.discovery)) == 2, "it is back")
+                finally:
+                    again.close()
+        finally:
+            other.close()
+
+
+def instances(discovery: Path) -> list[Path]:
+    """What is registered in a directory."""
+    return list((discovery / "v1" / "instances").glob("*generate*"))

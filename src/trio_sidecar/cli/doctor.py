@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trio_sidecar.cli.vllm import ENGINE_FLAG
 from trio_sidecar.config import DoctorSettings, LogLevel, LogSettings, TransportSettings, options_of, resolve
-from trio_sidecar.config.worker import ENDPOINT_FLAG
+from trio_sidecar.config.transport import ENDPOINT_FLAG
 from trio_sidecar.errors import InvalidConfig
 
 if TYPE_CHECKING:

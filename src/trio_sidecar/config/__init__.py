@@ -19,8 +19,9 @@ from trio_sidecar.config.process import (
     WorkerKind,
 )
 from trio_sidecar.config.tls import ClientTlsSettings, ServerTlsSettings
+from trio_sidecar.config.transport import TransportSettings
 from trio_sidecar.config.vllm import VllmSettings
-from trio_sidecar.config.worker import DisaggregationMode, TransportSettings, WorkerSettings, namespace_with_suffix
+from trio_sidecar.config.worker import DisaggregationMode, WorkerSettings, namespace_with_suffix
 
 __all__ = [
     "CLOCK_RANGE_SECS",

@@ -133,6 +133,26 @@ class LoraManager:
             if self._settings.active and self.records.ready:
                 await self._aio_reconcile_if_needed()
 
+    async def aio_unpublish_all(self) -> None:
+        """The engine is away: nobody shall choose an adapter of this worker, until they are reconciled (R15.4)."""
+        async with self._mutex:
+            self.reconciled = False
+            for name in tuple(self.records.names()):
+                try:
+                    await self.records.aio_unpublish(name)
+                except SidecarError as error:
+                    log.warning("lora_not_unpublished", lora_name=name, reason=str(error))
+
+    async def aio_reconcile_or_fail(self) -> None:
+        """Make discovery follow the engine again after it was away.
+
+        Raises:
+            SidecarError: It cannot be (R15.15).
+        """
+        async with self._mutex:
+            if self._settings.active and self.records.ready and not self.reconciled:
+                await self._aio_reconcile()
+
     # -- Operations; each raises SidecarError if it fails -----------------------------------------------------------
 
     async def aio_list(self) -> Answer:

@@ -79,6 +79,7 @@ class Sessions:
     max_open: int = 0
     _ring: _Ring | None = attrs.field(default=None, init=False)
     _closed: bool = attrs.field(default=False, init=False)
+    _suspended: str = attrs.field(default="", init=False)
     _open: set[Session] = attrs.field(factory=set, init=False)
     _idle: trio.Event | None = attrs.field(default=None, init=False)
     _peak: int = attrs.field(default=0, init=False)
@@ -128,13 +129,16 @@ class Sessions:
             policy: When a cancel may act.
 
         Raises:
-            EngineShutdown: :meth:`serving` was not entered yet.
+            EngineShutdown: :meth:`serving` was not entered yet, or the sessions are suspended.
             InvalidRequest: The request cannot be expressed in the contract; raised before any cancel counts (R10.1).
             Overloaded: As many requests as are allowed are open.
         """
         ring = self._ring
         if ring is None:
             reason = "the worker has not started"
+            raise EngineShutdown(reason)
+        if self._suspended and not self._closed:
+            reason = f"recovering: {self._suspended}"
             raise EngineShutdown(reason)
         if self.max_open and len(self._open) >= self.max_open:
             self._refused += 1
@@ -162,6 +166,14 @@ class Sessions:
             self._ended[reason] = self._ended.get(reason, 0) + 1
             if self._idle is not None and not self._open:
                 self._idle.set()
+
+    def suspend(self, reason: str) -> None:
+        """Refuse new requests, with the reason, until :meth:`resume`; open ones go on (R15.3)."""
+        self._suspended = reason
+
+    def resume(self) -> None:
+        """Take requests again."""
+        self._suspended = ""
 
     def cancel_all(self) -> None:
         """Stop every open request: each gets a cancelled terminal with the tokens so far (R11.3)."""

@@ -25,6 +25,7 @@ from trio_sidecar.engines.remote import open_remote
 from trio_sidecar.errors import ErrorKind, InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
+from trio_sidecar.recovery import Recovery, RecoverySettings
 from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
@@ -217,7 +218,20 @@ async def _serve(
             return convert_request(request, request_id=request_id, model=facts)
 
         config = engine_config(binding, settings, model)
-        return Started(config=config, convert=convert, engine=management.attach(engine, model))
+        recovery = Recovery(
+            engine=engine,
+            model=looked_at,
+            sessions=sessions,
+            availability=management,
+            stop=stop,
+            settings=RecoverySettings(
+                retry_secs=settings.transport.grpc_retry_interval_secs,
+                startup_secs=settings.transport.grpc_startup_deadline_secs,
+            ),
+        )
+        recovery.follow(model)
+        attached = management.attach(engine, model)
+        return Started(config=config, convert=convert, engine=attached, watch=recovery.run)
 
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:

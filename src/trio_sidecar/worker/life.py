@@ -15,7 +15,7 @@ import trio
 
 from trio_sidecar.bridge import AioEvent, aio_run_trio
 from trio_sidecar.deadline import Deadline
-from trio_sidecar.errors import EngineShutdown
+from trio_sidecar.errors import EngineShutdown, SidecarError, cause_chain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -39,11 +39,13 @@ class Started:
         config: Dynamo's ``EngineConfig``.
         convert: Converts a request dict, given the request id too.
         engine: The engine for requests, if it is another than the one that was opened.
+        watch: Runs while the worker serves; an error of its ends the worker.
     """
 
     config: Any
     convert: Callable[[Mapping[str, object], str], Converted]
     engine: Engine | None = None
+    watch: Callable[[], Awaitable[None]] | None = None
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -101,6 +103,7 @@ class WorkerLife:
     async def _hold(  # noqa: ASYNC114 - started in one place
         self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        failure: SidecarError | None = None
         try:
             with self.stop.cancelling() as start_up:
                 async with self.open_engine() as engine:
@@ -110,22 +113,49 @@ class WorkerLife:
                         await trio.lowlevel.checkpoint_if_cancelled()  # by a stop that came just before
                         self._serving = True
                         task_status.started(started.config)
-                        await self._close_wanted.wait()
-                        await self._drain()
+                        failure = await self._serve(started.watch)
+                        await self._drain(0.0 if failure else self.drain_secs)
             if start_up.cancelled_caught:
                 reason = f"asked to stop ({self.stop.reason}) before the engine had started"
                 raise EngineShutdown(reason)
+            if failure is not None:
+                raise failure  # here, outside the nurseries, so not in a group
         except Exception as error:
             self.failure = error
             if not self._serving:
                 raise  # nursery.start hands it to whoever called start
-            log.exception("engine_ring_failed")
+            expected = isinstance(error, SidecarError)
+            log.error("engine_ring_failed", reason=cause_chain(error), exc_info=None if expected else error)
             self.nursery.cancel_scope.cancel()
         finally:
             self._closed.set()
 
-    async def _drain(self) -> None:
+    async def _serve(self, watch: Callable[[], Awaitable[None]] | None) -> SidecarError | None:
+        """Until Dynamo cleans up, or the watch over the engine fails.
+
+        Returns:
+            Why it has failed; the requests that are open then end with an error, not with a success.
+        """
+        failure: SidecarError | None = None
+
+        async def guarded() -> None:
+            nonlocal failure
+            if watch is None:
+                return
+            try:
+                await watch()
+            except SidecarError as error:
+                failure = error
+                self._close_wanted.set()
+
+        async with trio.open_nursery() as upkeep:
+            upkeep.start_soon(guarded)
+            await self._close_wanted.wait()
+            upkeep.cancel_scope.cancel()
+        return failure
+
+    async def _drain(self, seconds: float) -> None:
         requests = self.sessions.statistics().open
-        log.info("worker_draining", requests=requests, budget_secs=self.drain_secs)
-        cut = await self.sessions.drain(Deadline.after(self.drain_secs))
+        log.info("worker_draining", requests=requests, budget_secs=seconds)
+        cut = await self.sessions.drain(Deadline.after(seconds))
         log.info("worker_drained", requests=requests, cut=cut)

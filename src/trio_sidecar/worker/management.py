@@ -191,6 +191,32 @@ class Management:
             except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
                 log.warning("rl_endpoint_not_withdrawn", reason=str(error))
 
+    async def aio_withdraw_for_recovery(self) -> None:
+        """The engine is away: unpublish adapters, then the worker; routers forget its blocks too (R15.4, R15.6)."""
+        await self._lora.aio_unpublish_all()
+        if self._endpoint is None:
+            return
+        try:
+            await aio_shielded(WITHDRAW_SECONDS, self._endpoint.unregister_endpoint_instance)
+        except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
+            log.warning("worker_not_withdrawn", reason=str(error), effect="requests are refused one by one")
+
+    async def aio_return_from_recovery(self) -> None:
+        """The engine is back: adapters first, then the worker itself (R15.15).
+
+        Raises:
+            SidecarError: The adapters could not be reconciled.
+            EngineShutdown: Dynamo does not take the worker back.
+        """
+        await self._lora.aio_reconcile_or_fail()
+        if self._endpoint is None:
+            return
+        try:
+            await self._endpoint.register_endpoint_instance()
+        except Exception as error:
+            reason = f"the worker could not be registered again: {error}"
+            raise EngineShutdown(reason) from error
+
     # -- RL ---------------------------------------------------------------------------------------------------------
 
     def _describe(self, model: DiscoveredModel) -> RouteDescriber:

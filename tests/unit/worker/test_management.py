@@ -75,10 +75,22 @@ class FakeEndpoint:
     """The worker's endpoint: counts registrations."""
 
     registered: int = 0
+    withdrawn: int = 0
+    refuses: bool = False
 
     async def register_endpoint_instance(self) -> None:
         await aio_checkpoint()
+        if self.refuses:
+            reason = "no"
+            raise RuntimeError(reason)
         self.registered += 1
+
+    async def unregister_endpoint_instance(self) -> None:
+        await aio_checkpoint()
+        if self.refuses:
+            reason = "no"
+            raise RuntimeError(reason)
+        self.withdrawn += 1
 
 
 MODEL_INPUT = SimpleNamespace(Tokens=1)
@@ -417,3 +429,56 @@ def test_rl_needs_a_system_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYN_SYSTEM_PORT", raising=False)
     with pytest.raises(InvalidConfig, match="DYN_SYSTEM_PORT"):
         scene(enable_rl=True)
+
+
+# -- Recovery
+
+
+@pytest.mark.rule("R15.4", "R15.15")
+async def test_adapters_go_with_the_engine_and_come_back_before_the_worker_does(
+    aio_loop: asyncio.AbstractEventLoop,
+) -> None:
+    """Away: no record of an adapter, and no instance. Back: records of what the engine has now, then the instance."""
+    engine = LoraEngine()
+    engine.hold(lora("adapter-a", 3))
+    here = scene(engine)
+    await here.start()
+    await run_aio(here.object.health_check_payload)
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    assert ({}, 1) == (here.registry.adapters, here.endpoint.withdrawn)
+    engine.adapters.clear()
+    engine.hold(lora("adapter-b", 4))
+    await run_aio(here.management.aio_return_from_recovery)
+    assert (["adapter-b"], 1) == (list(here.registry.adapters), here.endpoint.registered)
+
+
+@pytest.mark.rule("R15.15")
+async def test_an_engine_that_cannot_list_its_adapters_after_a_recovery_is_fatal(
+    aio_loop: asyncio.AbstractEventLoop,
+) -> None:
+    """Unlike at the start: requests for adapters may be on their way."""
+    here = scene(FakeEngine(answers={"ListLoras": RpcError(StatusCode.INTERNAL, "injected")}))
+    await here.start()
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    with pytest.raises(RpcError, match="injected"):
+        await run_aio(here.management.aio_return_from_recovery)
+    assert 0 == here.endpoint.registered
+
+
+async def test_a_dynamo_that_does_not_listen_during_a_recovery(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Not to be withdrawn costs little, because requests are refused anyway; not to come back ends the worker."""
+    here = scene(lora_enabled=False)
+    await here.start()
+    here.endpoint.refuses = True
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    with pytest.raises(EngineShutdown, match="could not be registered again: no"):
+        await run_aio(here.management.aio_return_from_recovery)
+
+
+async def test_a_recovery_before_the_endpoint_is_there(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """There is nothing to withdraw and nothing to give back yet."""
+    here = scene(lora_enabled=False)
+    here.management.attach(here.engine, here.found)
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    await run_aio(here.management.aio_return_from_recovery)
+    assert (0, 0) == (here.endpoint.withdrawn, here.endpoint.registered)

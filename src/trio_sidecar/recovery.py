@@ -1,0 +1,170 @@
+"""A worker whose engine goes away takes itself out of service, and comes back when the engine does (spec 15).
+
+One task watches the engine: both services' health, what it serves, and which lifetime of it that is. When the engine is
+away, new requests are refused with an error that sends them to another worker, and the worker is withdrawn from
+discovery; what runs goes on for as long as its stream lives. When the engine is back it has to be the one that the
+worker was registered for, in a new lifetime perhaps; then the adapters' records are made to follow it, and requests are
+taken again. None of that needs an operator. An engine that serves something else ends the worker, with the reason
+(R15.7).
+
+One failed look means nothing: a connection may just have been replaced. So a look that fails is repeated at once, and
+only the second failure counts (FR-020).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import structlog
+import trio
+
+from trio_sidecar.bridge import run_aio
+from trio_sidecar.deadline import Deadline
+from trio_sidecar.discovery import DiscoveredModel, discover
+from trio_sidecar.errors import IncompatibleEngine, RpcError, SidecarError, cause_chain
+from trio_sidecar.health_wait import wait_until_serving
+from trio_sidecar.wire import HealthCheckResponseServingStatus
+
+if TYPE_CHECKING:
+    from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.lifecycle import StopRequest
+    from trio_sidecar.requests.sessions import Sessions
+
+__all__ = ["Availability", "Recovery", "RecoverySettings"]
+
+SERVICES = ("vllm.Control", "vllm.Inference")
+
+log = structlog.get_logger("trio_sidecar.recovery")
+
+
+class Availability(Protocol):
+    """Whether others can find the worker (asyncio-flavoured)."""
+
+    async def aio_withdraw_for_recovery(self) -> None:
+        """Let nobody find it, nor its adapters (R15.4); never raises."""
+        ...
+
+    async def aio_return_from_recovery(self) -> None:
+        """Make the adapters' records follow the engine, then let the worker be found again.
+
+        Raises:
+            SidecarError: The records cannot be made to follow, which ends the worker (R15.15).
+        """
+        ...
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class RecoverySettings:
+    """Times, in seconds.
+
+    Attributes:
+        interval_secs: Between two looks at a healthy engine.
+        look_secs: How long a look may take; one that takes longer has failed.
+        confirm_secs: After a failed look, until the one that confirms it.
+        retry_secs: Between two looks at an engine that is away.
+        startup_secs: How long it may be away, before the worker gives up (R15.16).
+    """
+
+    interval_secs: float = 2.0
+    look_secs: float = 10.0
+    confirm_secs: float = 0.25
+    retry_secs: float = 1.0
+    startup_secs: float = 1800.0
+
+
+@attrs.define(eq=False, kw_only=True)
+class Recovery:
+    """The watch over one engine.
+
+    Attributes:
+        engine: Whom to watch.
+        model: What the worker was registered for.
+        sessions: The requests.
+        availability: How others find the worker.
+        stop: Once a stop is requested, nothing is given back.
+        recoveries: How often the engine has come back.
+        away: Whether it is away now.
+    """
+
+    engine: Engine
+    model: DiscoveredModel
+    sessions: Sessions
+    availability: Availability
+    stop: StopRequest
+    settings: RecoverySettings = attrs.field(factory=RecoverySettings)
+    recoveries: int = attrs.field(default=0, init=False)
+    away: bool = attrs.field(default=False, init=False)
+    _instance: str = attrs.field(default="", init=False)
+
+    def follow(self, model: DiscoveredModel) -> None:
+        """The lifetime of the engine with which serving begins."""
+        self._instance = model.instance_id
+
+    async def run(self) -> None:
+        """Watch until cancelled (Trio-flavoured).
+
+        Raises:
+            IncompatibleEngine: The engine came back as another one.
+            ConnectError: It did not come back in time.
+            SidecarError: The adapters' records could not be made to follow it.
+        """
+        while True:
+            reason = await self._until_away()
+            self.away = True
+            self.sessions.suspend(f"the engine is away ({reason})")
+            log.warning("engine_away", reason=reason, open_requests=self.sessions.statistics().open)
+            await run_aio(self.availability.aio_withdraw_for_recovery)
+            await self._until_back()
+            if self.stop.requested:
+                return  # whoever ends the worker has withdrawn it
+            await run_aio(self.availability.aio_return_from_recovery)
+            self.sessions.resume()
+            self.away = False
+            self.recoveries += 1
+            log.info("engine_back", instance_id=self._instance, recoveries=self.recoveries)
+
+    async def _until_away(self) -> str:
+        """Watch a healthy engine; why it no longer is one."""
+        while True:
+            await trio.sleep(self.settings.interval_secs)
+            if await self._fault():
+                await trio.sleep(self.settings.confirm_secs)
+                if fault := await self._fault():
+                    return fault
+
+    async def _fault(self) -> str:
+        """What is wrong with the engine; empty if nothing is."""
+        with trio.move_on_after(self.settings.look_secs):
+            try:
+                for service in SERVICES:
+                    status = await run_aio(self.engine.aio_check_health, service)
+                    if status != HealthCheckResponseServingStatus.SERVING:
+                        return f"{service} is {HealthCheckResponseServingStatus(status).name or int(status)}"
+                now = await discover(self.engine, Deadline.after(self.settings.look_secs))
+                self.model.check_same_engine(now)
+            except SidecarError as error:
+                return cause_chain(error)
+            return "" if now.instance_id == self._instance else f"another instance, {now.instance_id!r}, has taken over"
+        return f"no answer within {self.settings.look_secs:g} s"
+
+    async def _until_back(self) -> None:
+        """Wait until the engine serves what it served, or something else, which is the end (R15.5 to R15.7)."""
+        deadline = Deadline.after(self.settings.startup_secs)
+        while True:
+            try:
+                await wait_until_serving(self.engine, SERVICES, deadline, self.settings.retry_secs)
+                now = await discover(self.engine, deadline)
+            except IncompatibleEngine:
+                raise
+            except SidecarError as error:
+                if deadline.expired():
+                    raise
+                log.debug("engine_went_away_again", reason=str(error), rpc=isinstance(error, RpcError))
+                await trio.sleep(deadline.sooner_of(self.settings.retry_secs))
+                continue
+            self.model.check_same_engine(now)
+            if now.instance_id != self._instance:
+                log.info("engine_replaced", was=self._instance, instance_id=now.instance_id)
+                self._instance = now.instance_id
+            return

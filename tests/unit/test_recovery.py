@@ -1,0 +1,269 @@
+"""The watch over an engine, in virtual time."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+import trio
+
+from support.conversion import convert
+from support.samples import minimal_request
+from trio_sidecar import wire
+from trio_sidecar.bridge import aio_checkpoint
+from trio_sidecar.convert.response import ResponseConverter, merge_chunks
+from trio_sidecar.discovery import DiscoveredModel
+from trio_sidecar.errors import ConnectError, EngineShutdown, IncompatibleEngine, RpcError, StatusCode
+from trio_sidecar.lifecycle import StopRequest
+from trio_sidecar.recovery import Recovery, RecoverySettings
+from trio_sidecar.requests.sessions import Sessions
+from trio_sidecar.testing.fake_engine import FakeEngine, Gate, Script, Send, finish
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+Status = wire.HealthCheckResponseServingStatus
+SETTINGS = RecoverySettings(interval_secs=2.0, look_secs=3.0, confirm_secs=0.25, retry_secs=1.0, startup_secs=60.0)
+GONE = ConnectError("no connection to vLLM at 127.0.0.1:1")
+
+
+def server_info(**changes: Any) -> wire.ServerInfo:
+    """An engine's."""
+    return wire.ServerInfo(**{"api_version": "vllm", "max_model_len": 8192, "instance_id": "one", **changes})
+
+
+def model_info(**changes: Any) -> wire.ModelInfo:
+    """An engine's."""
+    facts = {"model_id": "source", "served_model_name": "served", "supports_token_ids_input": True}
+    return wire.ModelInfo(**{**facts, **changes})
+
+
+@attrs.define(eq=False)
+class Moody(FakeEngine):
+    """An engine that can go away.
+
+    Attributes:
+        mood: Raised instead of any answer to calls and health checks; a Gate holds them up; None is a good mood.
+    """
+
+    mood: Exception | Gate | None = None
+    looks: int = 0
+
+    async def aio_check_health(self, service: str) -> Status:
+        """Serve, or not."""
+        self.looks += 1
+        await aio_checkpoint()
+        if isinstance(self.mood, Gate):
+            await self.mood.aio_pass()
+        elif self.mood is not None:
+            raise self.mood
+        return await super().aio_check_health(service)
+
+    def serve(self, **changes: Any) -> None:
+        """Be (again) in a good mood, as another instance or another model."""
+        model = {name: value for name, value in changes.items() if name in ("model_id", "served_model_name")}
+        server = {name: value for name, value in changes.items() if name not in model}
+        self.answers = {"GetModelInfo": model_info(**model), "GetServerInfo": server_info(**server)}
+        self.health = {"vllm.Control": Status.SERVING, "vllm.Inference": Status.SERVING}
+        self.mood = None
+
+
+@attrs.define(eq=False)
+class Book:
+    """Whether others can find the worker.
+
+    Attributes:
+        events: What happened, with its time.
+        failure: Raised when the worker is to be found again.
+    """
+
+    events: list[tuple[str, float]] = attrs.field(factory=list)
+    failure: Exception | None = None
+
+    async def aio_withdraw_for_recovery(self) -> None:
+        """Note it."""
+        await aio_checkpoint()
+        self.events.append(("withdrawn", trio.current_time()))
+
+    async def aio_return_from_recovery(self) -> None:
+        """Note it."""
+        await aio_checkpoint()
+        if self.failure is not None:
+            raise self.failure
+        self.events.append(("back", trio.current_time()))
+
+
+@attrs.define(eq=False)
+class World:
+    """A worker that is watched."""
+
+    engine: Moody
+    sessions: Sessions
+    book: Book
+    recovery: Recovery
+    stop: StopRequest
+    failure: Exception | None = None
+
+    def refused(self) -> str:
+        """The reason why a request is refused; empty if it is taken."""
+        try:
+            self.sessions.open(minimal_request(), "r").close()
+        except EngineShutdown as error:
+            return str(error)
+        return ""
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    """A worker in front of an engine that serves."""
+    engine = Moody(script=Script(stream=[Send(finish(1, total=1))]))
+    engine.serve()
+    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
+    book, stop = Book(), StopRequest()
+    model = DiscoveredModel.from_messages(model_info(), server_info())
+    recovery = Recovery(engine=engine, model=model, sessions=sessions, availability=book, stop=stop, settings=SETTINGS)
+    recovery.follow(model)
+    found = World(engine, sessions, book, recovery, stop)
+
+    def converted(request: Mapping[str, object], _: str) -> Any:
+        return convert(dict(request))
+
+    async def watch() -> None:
+        try:
+            await recovery.run()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            found.failure = error
+
+    async with sessions.serving(engine, converted), trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.rule("R15.2")
+async def test_a_quiet_healthy_engine_stays_available(aio_loop: object, autojump_clock: object) -> None:
+    """Nothing happens for an hour but looks."""
+    async with world() as w:
+        await trio.sleep(3600)
+        assert w.engine.looks > 1000
+        assert ([], "", False) == (w.book.events, w.refused(), w.recovery.away)
+
+
+@pytest.mark.rule("R15.2", "R15.3", "R15.5", "FR-020")
+async def test_away_and_back(aio_loop: object, autojump_clock: object) -> None:
+    """The worker withdraws, refuses with a reason, and is back by itself when the engine is."""
+    async with world() as w:
+        await trio.sleep(5)
+        w.engine.mood = GONE
+        await trio.sleep(3)
+        assert ["withdrawn"] == [name for name, _ in w.book.events]
+        assert w.recovery.away
+        assert "recovering: the engine is away (no connection to vLLM at 127.0.0.1:1)" in w.refused()
+        await trio.sleep(20)
+        w.engine.serve()
+        await trio.sleep(2)
+        assert ["withdrawn", "back"] == [name for name, _ in w.book.events]
+        assert ("", False, 1) == (w.refused(), w.recovery.away, w.recovery.recoveries)
+        w.engine.mood = GONE
+        await trio.sleep(3)
+        w.engine.serve()
+        await trio.sleep(2)
+        assert 2 == w.recovery.recoveries
+
+
+@pytest.mark.rule("R15.1")
+@pytest.mark.parametrize("service", ["vllm.Control", "vllm.Inference"])
+async def test_either_service_counts(aio_loop: object, autojump_clock: object, service: str) -> None:
+    """One that is NOT_SERVING is enough, and the reason names it."""
+    async with world() as w:
+        w.engine.health[service] = Status.NOT_SERVING
+        await trio.sleep(3)
+        assert f"{service} is NOT_SERVING" in w.refused()
+        w.engine.serve()
+        await trio.sleep(2)
+        assert "" == w.refused()
+
+
+@pytest.mark.rule("FR-017")
+async def test_an_engine_that_does_not_answer_is_away(aio_loop: object, autojump_clock: object) -> None:
+    """Health that hangs is no health."""
+    async with world() as w:
+        w.engine.mood = gate = Gate()
+        await trio.sleep(2 + 3 + 0.25 + 3 + 0.1)
+        assert "no answer within 3 s" in w.refused()
+        gate.open()
+        await trio.sleep(2)
+        assert "" == w.refused()
+
+
+@pytest.mark.rule("FR-020")
+async def test_one_failed_look_means_nothing(aio_loop: object, autojump_clock: object) -> None:
+    """A connection that was just replaced costs no availability."""
+    async with world() as w:
+        await trio.sleep(1.9)
+        w.engine.mood = RpcError(StatusCode.UNAVAILABLE, "lost the connection")
+        await trio.sleep(0.2)
+        w.engine.serve()
+        await trio.sleep(10)
+        assert [] == w.book.events
+
+
+@pytest.mark.rule("R15.6")
+async def test_another_lifetime_of_the_same_engine(aio_loop: object, autojump_clock: object) -> None:
+    """A replacement that nobody noticed by its health is noticed by its instance: out of service, and back in."""
+    async with world() as w:
+        w.engine.serve(instance_id="two")
+        await trio.sleep(5)
+        assert ["withdrawn", "back"] == [name for name, _ in w.book.events]
+        await trio.sleep(100)
+        assert (2, "") == (len(w.book.events), w.refused())
+
+
+@pytest.mark.rule("R15.7")
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_another_model_ends_the_worker(aio_loop: object, autojump_clock: object, noticed: bool) -> None:
+    """What came back serves something else: the worker ends, and says which field differs; no request gets there."""
+    async with world() as w:
+        if noticed:
+            w.engine.mood = GONE
+            await trio.sleep(5)
+        w.engine.serve(model_id="other", served_model_name="other", instance_id="two")
+        await trio.sleep(5)
+        assert isinstance(w.failure, IncompatibleEngine)
+        assert "model_id was 'source', is 'other'" in str(w.failure)
+        assert ["withdrawn"] == [name for name, _ in w.book.events]
+        assert "recovering" in w.refused()
+
+
+@pytest.mark.rule("R15.16")
+async def test_an_engine_that_stays_away(aio_loop: object, autojump_clock: object) -> None:
+    """After the start-up budget the worker gives up."""
+    async with world() as w:
+        w.engine.mood = GONE
+        await trio.sleep(2.25 + 60 + 1)
+        assert isinstance(w.failure, ConnectError)
+        assert "did not become SERVING within 60s" in str(w.failure)
+
+
+@pytest.mark.rule("R15.15")
+async def test_adapters_that_cannot_be_reconciled(aio_loop: object, autojump_clock: object) -> None:
+    """They end the worker: a router would send requests for adapters that are not there."""
+    async with world() as w:
+        w.book.failure = RpcError(StatusCode.INTERNAL, "no list")
+        w.engine.serve(instance_id="two")
+        await trio.sleep(5)
+        assert w.book.failure is w.failure
+        assert "recovering" in w.refused()
+
+
+async def test_nothing_is_given_back_once_the_worker_stops(aio_loop: object, autojump_clock: object) -> None:
+    """Dynamo has withdrawn it for good; the engine's return must not undo that."""
+    async with world() as w:
+        w.engine.mood = GONE
+        await trio.sleep(3)
+        w.stop.request("SIGTERM")
+        w.engine.serve()
+        await trio.sleep(10)
+        assert ["withdrawn"] == [name for name, _ in w.book.events]
