@@ -27,10 +27,14 @@ CHUNK = 25
 TRACE_LINES = 200
 
 
-def play(first: int, count: int, bug: str | None = None) -> Result | None:
-    """Play seeds one after another; the first result with a fault, or None."""
+def plant(bug: str | None) -> None:
+    """Plant a known bug in this process."""
     if bug is not None:
         BUGS[bug]()
+
+
+def play(first: int, count: int) -> Result | None:
+    """Play seeds one after another; the first result with a fault, or None."""
     for seed in range(first, first + count):
         result = run_seed(seed)
         if result.faults:
@@ -38,13 +42,16 @@ def play(first: int, count: int, bug: str | None = None) -> Result | None:
     return None
 
 
-def _play_all(first: int, count: int, processes: int) -> Result | None:
+def _play_all(first: int, count: int, processes: int, bug: str | None) -> Result | None:
     chunks = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=plant, initargs=(bug,)) as pool:
         runs = [pool.submit(play, *chunk) for chunk in chunks]
         for run in as_completed(runs):
             if (result := run.result()) is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+                # One failure is enough. Asked to end, the others would first play all that waits for them.
+                for process in multiprocessing.active_children():
+                    process.kill()
                 return result
     return None
 
@@ -69,16 +76,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a known bug")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        result = play(options.seed, 1, options.bug) or run_seed(options.seed)
+        plant(options.bug)
+        result = run_seed(options.seed)
         _show(result, whole=True)
         print(f"seed {result.seed}: {len(result.faults)} faults, trace {result.digest}")
         return int(bool(result.faults))
     first = secrets.randbelow(10**9) if options.first is None else options.first
     started_at = time.monotonic()
-    if options.processes == 1 or options.bug:
-        failed = play(first, options.schedules, options.bug)
+    if options.processes == 1:
+        plant(options.bug)
+        failed = play(first, options.schedules)
     else:
-        failed = _play_all(first, options.schedules, options.processes)
+        failed = _play_all(first, options.schedules, options.processes, options.bug)
     if failed is None:
         took = time.monotonic() - started_at
         print(f"{options.schedules} schedules from seed {first} on: all invariants held ({took:.0f} s)")

@@ -26,7 +26,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
 @pytest.mark.timeout(300)
 def test_a_planted_bug_is_found(bug: str) -> None:
     """Each known bug is found within a thousand schedules, whatever the first seed, and what is printed repeats it."""
-    found = simulate("--bug", bug, "--schedules", str(MOST_SCHEDULES))
+    found = simulate("--bug", bug, "--schedules", str(MOST_SCHEDULES), "--processes", "1")
     assert found.returncode == 1, found.stdout[-2000:] + found.stderr[-2000:]
     assert "FAULT" in found.stdout, found.stderr
     command = found.stderr.strip().splitlines()[-1].split(" -- ")[1]
@@ -35,6 +35,14 @@ def test_a_planted_bug_is_found(bug: str) -> None:
         next(line for line in run.stdout.splitlines() if line.startswith("FAULT")) for run in (found, again)
     )
     assert first_fault == same_fault
+
+
+@pytest.mark.timeout(300)
+def test_a_failure_ends_all_processes() -> None:
+    """The first fault is shown and ends the command, however many schedules still wait."""
+    found = simulate("--bug", "end_delivered_twice", "--schedules", "1000000")
+    assert found.returncode == 1, found.stdout[-2000:] + found.stderr[-2000:]
+    assert "To see it again" in found.stderr
 
 
 @pytest.mark.parametrize("seed", [3, 17, 602])
