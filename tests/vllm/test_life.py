@@ -84,6 +84,7 @@ def kill_engine_under_load(server: VllmServer) -> None:
     assert time.monotonic() - started < DEATH_SECONDS
 
 
+@pytest.mark.rule("FR-112")
 def test_ctrl_c_drains(models: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches all processes, yet what runs may end first; then nobody is left behind."""
     with vllm_server(models, make_tokenizer(), tmp_path) as server:

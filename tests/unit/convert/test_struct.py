@@ -136,7 +136,7 @@ def test_non_finite_numbers_are_refused_on_the_way_in(number: float, depth: int)
         json_from_struct(Struct(fields={"a": value}), label="ec_transfer_params")
 
 
-@pytest.mark.rule("R9.8", "FR-074")
+@pytest.mark.rule("R9.8", "FR-074", "E7")
 @pytest.mark.parametrize(
     ("number", "expected"),
     [

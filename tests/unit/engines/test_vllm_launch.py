@@ -200,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.rule("FR-040")
 def test_vllm_processes_die_with_their_owner(tmp_path: Path) -> None:
     """SIGKILL of the owner leaves nobody behind (FR-023)."""
     script = tmp_path / "owner.py"
@@ -304,6 +305,7 @@ async def test_a_shared_engine_that_fails_ends_its_users() -> None:
             await use()
 
 
+@pytest.mark.rule("FR-040")
 async def test_a_start_that_is_cancelled_ends_the_engine() -> None:
     """Whoever opens it first may be stopped meanwhile; the engine does not stay (FR-051)."""
     ended: list[str] = []

@@ -63,7 +63,7 @@ async def test_running_calls_end_within_the_budget(aio_loop: asyncio.AbstractEve
     assert [(21, "OK")] * 3 == asked.results
 
 
-@pytest.mark.rule("FR-047")
+@pytest.mark.rule("FR-047", "E2")
 async def test_the_rest_is_told_unavailable(aio_loop: asyncio.AbstractEventLoop) -> None:
     """What outlives the budget gets a status within a moment, and the engine's side is closed."""
     asked = Asked()

@@ -228,7 +228,7 @@ async def test_a_cancelled_waiter_leaves_the_queue(aio_loop: object) -> None:
         assert 2 == len(peer.streams)
 
 
-@pytest.mark.rule("E3")
+@pytest.mark.rule("E3", "FR-015")
 async def test_waiters_fail_when_the_last_connection_dies(aio_loop: object) -> None:
     """A call that waits for a place on a connection fails with a typed error when that dies and none comes back."""
     errors: list[RpcError] = []
