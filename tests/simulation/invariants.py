@@ -51,7 +51,6 @@ HARMLESS = frozenset(
         FaultKind.SLOW,
         FaultKind.FROZEN,
         FaultKind.RESTRICTED,
-        FaultKind.UNHEALTHY,
     }
 )
 """Faults that must not cost any request more than time."""
