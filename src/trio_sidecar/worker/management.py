@@ -194,8 +194,8 @@ class Management:
     async def aio_withdraw_for_recovery(self) -> None:
         """The engine is away: unpublish the adapters, then the worker (R15.4).
 
-        A KV-aware router may go on believing in the blocks of an engine that is replaced: the binding has no way to clear
-        them (R15.6).
+        A KV-aware router may go on believing in the blocks of an engine that is replaced: the binding has no way to
+        clear them (R15.6).
         """
         await self._lora.aio_unpublish_all()
         if self._endpoint is None:
