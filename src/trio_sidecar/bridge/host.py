@@ -101,6 +101,50 @@ async def _end_aio_tasks() -> None:
         await run_aio(aio_end_tasks, AIO_END_SECONDS)
 
 
+def begin_guest(
+    loop: asyncio.AbstractEventLoop,
+    async_fn: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    on_end: Callable[[outcome.Outcome[T]], object],
+    *,
+    later: Callable[[Callable[[], object]], object],
+    clock: Any,
+) -> None:
+    """Have Trio begin, in the loop's next round, as its guest; what asyncio code leaves behind is ended with it.
+
+    Args:
+        loop: The host.
+        async_fn: The main function.
+        args: Its arguments.
+        on_end: Gets its outcome; has to stop the loop.
+        later: Makes Trio's next step, called from the loop's thread.
+        clock: Trio's clock; None for its own.
+    """
+
+    async def guest() -> T:
+        LOOP.set(loop)
+        try:
+            return await async_fn(*args)
+        finally:
+            await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
+
+    def start() -> None:
+        # Inside the loop, so that Trio finds asyncio's hooks for async generators and passes on to them.
+        try:
+            trio.lowlevel.start_guest_run(
+                guest,
+                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+                run_sync_soon_not_threadsafe=later,
+                done_callback=on_end,
+                host_uses_signal_set_wakeup_fd=True,
+                clock=clock,
+            )
+        except BaseException as error:  # noqa: BLE001, ASYNC103 - raised by the caller
+            on_end(outcome.Error(error))
+
+    loop.call_soon(start)
+
+
 # -- Production host ------------------------------------------------------------------------------------------------
 
 
@@ -112,36 +156,15 @@ def _run_guest(main: Callable[..., Awaitable[outcome.Outcome[T]]], args: tuple[A
     loop.set_exception_handler(log_stray_error)
     ended: outcome.Outcome[outcome.Outcome[T]] | None = None
 
-    async def guest() -> outcome.Outcome[T]:
-        LOOP.set(loop)
-        try:
-            return await main(*args)
-        finally:
-            await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
-
     def on_end(result: outcome.Outcome[outcome.Outcome[T]]) -> None:
         nonlocal ended
         ended = result
         loop.stop()
 
-    def start() -> None:
-        # Inside the loop, so that Trio finds asyncio's hooks for async generators and passes on to them.
-        try:
-            trio.lowlevel.start_guest_run(
-                guest,
-                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                run_sync_soon_not_threadsafe=loop.call_soon,
-                done_callback=on_end,
-                host_uses_signal_set_wakeup_fd=True,
-                clock=clock,
-            )
-        except BaseException as error:  # noqa: BLE001, ASYNC103 - raised by the caller
-            on_end(outcome.Error(error))
-
     fatal: BaseException | None = None
     try:
-        with _known_to_trio_asyncio(loop):
-            loop.call_soon(start)
+        with known_to_trio_asyncio(loop):
+            begin_guest(loop, main, args, on_end, later=loop.call_soon, clock=clock)
             while ended is None:
                 try:
                     loop.run_forever()
@@ -166,7 +189,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 @contextlib.contextmanager
-def _known_to_trio_asyncio(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def known_to_trio_asyncio(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Where trio-asyncio is loaded (in tests), tell it the loop: it has replaced ``asyncio.get_running_loop``."""
     module = sys.modules.get("trio_asyncio")
     if module is None:

@@ -15,15 +15,16 @@ import math
 import selectors
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-import outcome
 import trio
 
-from trio_sidecar.bridge.host import _end_aio_tasks, _known_to_trio_asyncio
-from trio_sidecar.bridge.loop import LOOP, log_stray_error
+from trio_sidecar.bridge.host import begin_guest, known_to_trio_asyncio
+from trio_sidecar.bridge.loop import log_stray_error
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
+
+    import outcome
 
 __all__ = ["NeverEnds", "run_virtual"]
 
@@ -157,34 +158,14 @@ def run_virtual(
     loop.set_exception_handler(log_stray_error)
     ended: outcome.Outcome[T] | None = None
 
-    async def guest() -> T:
-        LOOP.set(loop)
-        try:
-            return await async_fn(*args)
-        finally:
-            await _end_aio_tasks()  # noqa: ASYNC102 - shielded inside
-
     def on_end(result: outcome.Outcome[Any]) -> None:
         nonlocal ended
         ended = result
         loop.stop()
 
-    def start() -> None:
-        try:
-            trio.lowlevel.start_guest_run(
-                guest,
-                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                run_sync_soon_not_threadsafe=loop.keep_tick,
-                done_callback=on_end,
-                host_uses_signal_set_wakeup_fd=True,
-                clock=_VirtualClock(loop),
-            )
-        except BaseException as error:  # noqa: BLE001, ASYNC103 - raised by the caller
-            on_end(outcome.Error(error))
-
     try:
-        with _known_to_trio_asyncio(loop):
-            loop.call_soon(start)
+        with known_to_trio_asyncio(loop):
+            begin_guest(loop, async_fn, args, on_end, later=loop.keep_tick, clock=_VirtualClock(loop))
             loop.run_forever()
     finally:
         loop.close()

@@ -10,13 +10,11 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import trio
-
 from trio_sidecar import __version__
 from trio_sidecar.doctor.report import Finding, failed, fine, mask, warned
 from trio_sidecar.errors import InvalidConfig
 from trio_sidecar.transport import fastpath
-from trio_sidecar.worker.etcd import DISCOVERY, ENDPOINTS, discovery_backend, parse_addresses
+from trio_sidecar.worker.etcd import DISCOVERY, ENDPOINTS, connect_fault, discovery_backend, parse_addresses
 from trio_sidecar.worker.probes import DEFAULT_HOST, HOST, PORT, system_port
 
 if TYPE_CHECKING:
@@ -127,7 +125,7 @@ async def _etcd(environment: Mapping[str, str], seconds: float) -> Finding:
         addresses = parse_addresses(text)
     except InvalidConfig as error:
         return failed("discovery", str(error), "")
-    faults = [fault for host, port in addresses if (fault := await _fault(host, port, seconds))]
+    faults = [fault for host, port in addresses if (fault := await connect_fault(host, port, seconds))]
     if not faults:
         return fine("discovery", f"etcd at {text}")
     hint = "start etcd or set ETCD_ENDPOINTS; on one machine: DYN_DISCOVERY_BACKEND=file DYN_FILE_KV=DIRECTORY"
@@ -161,7 +159,7 @@ async def _plane(name: str, variable: str, default: str, environment: Mapping[st
             ((host, port),) = parse_addresses(part, NATS_SERVER, NATS_PORT)
         except InvalidConfig as error:
             return failed(name, str(error), "")
-        if fault := await _fault(host, port, seconds):
+        if fault := await connect_fault(host, port, seconds):
             faults.append(fault)
     if faults:
         return failed(
@@ -184,15 +182,3 @@ def _system_port(environment: Mapping[str, str]) -> Finding:
     except OSError as error:
         hint = f"another process has it (perhaps this worker, already running); or set {PORT}"
         return failed("system port", f"{host}:{port}: {error.strerror}", hint)
-
-
-async def _fault(host: str, port: int, seconds: float) -> str:
-    """Why nobody answers there; empty if somebody does."""
-    with trio.move_on_after(seconds):
-        try:
-            stream = await trio.open_tcp_stream(host, port)
-        except OSError as error:
-            return f"{host}:{port} {error.strerror or error}"
-        await trio.aclose_forcefully(stream)
-        return ""
-    return f"{host}:{port} does not answer within {seconds:g} s"

@@ -137,11 +137,7 @@ class LoraManager:
         """The engine is away: nobody shall choose an adapter of this worker, until they are reconciled (R15.4)."""
         async with self._mutex:
             self.reconciled = False
-            for name in tuple(self.records.names()):
-                try:
-                    await self.records.aio_unpublish(name)
-                except SidecarError as error:
-                    log.warning("lora_not_unpublished", lora_name=name, reason=str(error))
+            await self.records.aio_unpublish_all()
 
     async def aio_reconcile_or_fail(self) -> None:
         """Make discovery follow the engine again after it was away.

@@ -137,6 +137,10 @@ class Records:
     async def aio_withdraw(self) -> None:
         """Remove all records, for good; failures are logged (R11.5)."""
         self._withdrawn = True
+        await self.aio_unpublish_all()
+
+    async def aio_unpublish_all(self) -> None:
+        """Remove all records for now; failures are logged."""
         for name in (*self._published, *self._leftovers):
             try:
                 await self.aio_unpublish(name)

@@ -19,7 +19,7 @@ from trio_sidecar.worker.errors import RuntimeFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DISCOVERY", "ENDPOINTS", "discovery_backend", "parse_addresses", "wait_for_etcd"]
+__all__ = ["DISCOVERY", "ENDPOINTS", "connect_fault", "discovery_backend", "parse_addresses", "wait_for_etcd"]
 
 DISCOVERY = ("DYN_DISCOVERY_BACKEND", "etcd")
 """The variable that chooses where workers are found, and Dynamo's default."""
@@ -56,7 +56,7 @@ async def wait_for_etcd(environment: Mapping[str, str]) -> None:
     told = False
     while True:
         for host, port in addresses:
-            if await _accepts(host, port):
+            if not await connect_fault(host, port, ATTEMPT_SECS):
                 return
         if deadline.expired():
             reason = f"etcd at {text} accepted no connection within {format_seconds(seconds)}"
@@ -89,13 +89,15 @@ def parse_addresses(text: str, variable: str = ENDPOINTS[0], default_port: int =
     return addresses
 
 
-async def _accepts(host: str, port: int) -> bool:
-    accepted = False
-    with trio.move_on_after(ATTEMPT_SECS):
+async def connect_fault(host: str, port: int, seconds: float) -> str:
+    """Why nobody accepts a connection there within that time; empty if somebody does (Trio-flavoured)."""
+    stream: trio.SocketStream | None = None
+    with trio.move_on_after(seconds):
         try:
             stream = await trio.open_tcp_stream(host, port)
-        except OSError:
-            return False
-        accepted = True
-        await trio.aclose_forcefully(stream)
-    return accepted
+        except OSError as error:
+            return f"{host}:{port} {error.strerror or error}"
+    if stream is None:
+        return f"{host}:{port} does not answer within {seconds:g} s"
+    await trio.aclose_forcefully(stream)
+    return ""

@@ -138,10 +138,8 @@ class WorkerLife:
         """
         failure: SidecarError | None = None
 
-        async def guarded() -> None:
+        async def guarded(watch: Callable[[], Awaitable[None]]) -> None:
             nonlocal failure
-            if watch is None:
-                return
             try:
                 await watch()
             except SidecarError as error:
@@ -149,7 +147,8 @@ class WorkerLife:
                 self._close_wanted.set()
 
         async with trio.open_nursery() as upkeep:
-            upkeep.start_soon(guarded)
+            if watch is not None:
+                upkeep.start_soon(guarded, watch)
             await self._close_wanted.wait()
             upkeep.cancel_scope.cancel()
         return failure
