@@ -89,6 +89,16 @@ def test_lists_are_checked_before_they_are_written(size: int, value: int, error:
         pack_uint32([5] * size + [value])
 
 
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 8192, 12_289])
+@pytest.mark.parametrize("largest", [0, 200, 152_000, 2**28 - 1, 2**32 - 1])
+def test_long_lists_are_worked_on_in_parts(count: int, largest: int) -> None:
+    """Where one part ends and the next begins changes nothing, whatever sizes of values meet there."""
+    values = [random.choice((0, largest, random.randint(0, largest))) for _ in range(count)]
+    data = b"".join(map(encode_varint, values))
+    assert data == pack_uint32(values)
+    assert values == unpack_uint32(data)
+
+
 def least_cpu_time(call: Callable[[], object], enough: float) -> float:
     """The least CPU time of many calls: what the work costs when nobody disturbs it.
 

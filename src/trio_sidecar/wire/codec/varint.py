@@ -39,6 +39,9 @@ _MASK_64 = (1 << 64) - 1
 _LONG_LIST = 512
 """From about this many bytes or values on, the lanes beat a loop."""
 
+_PART = 4096
+"""How many lanes are worked on at once: few enough for the nearer caches, since many passes go over them."""
+
 _LANE_LIMIT = 1 << 28
 """A lane has room for four groups of seven bits."""
 
@@ -134,9 +137,14 @@ def pack_uint32(values: Sequence[int]) -> bytes:
     lanes = array("I", values)
     if len(lanes) < _LONG_LIST:
         return _pack_one_by_one(values)
+    return b"".join([_pack_part(lanes[at : at + _PART]) for at in range(0, len(lanes), _PART)])
+
+
+def _pack_part(lanes: array[int]) -> bytes:
+    """The varints of as many values as are packed at once."""
     packed = int.from_bytes(_little_endian(lanes).tobytes(), "little")
     if packed & _every_lane(0xF0000000, len(lanes)):
-        return _pack_one_by_one(values)
+        return _pack_one_by_one(lanes)
     return _pack_lanes(packed, len(lanes))
 
 
@@ -187,6 +195,19 @@ def unpack_uint32(data: bytes) -> list[int]:
         raise ValueError("a packed list ends inside a value")  # noqa: EM101
     if len(data) < _LONG_LIST:
         return _unpack_one_by_one(data)
+    values: list[int] = []
+    at = 0
+    while at < len(data):
+        end = min(at + 4 * _PART, len(data))
+        while data[end - 1] > 127:  # not in the middle of a value; the last byte is known to end one
+            end += 1
+        values += _unpack_part(data[at:end])
+        at = end
+    return values
+
+
+def _unpack_part(data: bytes) -> list[int]:
+    """Read as many varints as are read at once; errors as :func:`unpack_uint32`."""
     planes = _planes(data)
     if planes is None:
         return _unpack_one_by_one(data)
