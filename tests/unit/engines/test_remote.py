@@ -316,8 +316,9 @@ def test_cancelled_generations_are_reset_at_once(host: Host) -> None:
                     nursery.start_soon(run_aio, aio_ids, engine, {})
                 await wait_until(lambda: len(peer.streams) == 100)
                 nursery.cancel_scope.cancel()
-            await wait_until(lambda: len(peer.reset_codes) == 100)
-            assert {8} == set(peer.reset_codes)
+            await wait_until(lambda: all(stream.reset_codes for stream in peer.streams))
+            # Headers that were on their way to a stream that we have reset are answered with STREAM_CLOSED.
+            assert {(8,)} <= {tuple(stream.reset_codes) for stream in peer.streams} <= {(8,), (8, 5)}
             assert (0, 2) == (engine.pool.statistics().open_streams, engine.pool.statistics().idle)
             for slot in engine.pool.slots:
                 assert isinstance(slot.connection, FastConnection)
