@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     import attrs
 
+    from trio_sidecar.cli.layers import Layered
+
     Flags = Mapping[str, str | bool]
     Environ = Mapping[str, str]
 
@@ -116,6 +118,14 @@ def bench(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def print_config(table: str, layers: Layered, _flags: Flags, _environ: Environ) -> int:
+    """Write the settings that a command would run with."""
+    from trio_sidecar.cli.show import shown  # noqa: PLC0415
+
+    sys.stdout.write(shown(table, layers) + "\n")
+    return 0
+
+
 def _engine_args(flags: Flags) -> dict[str, object]:
     text = flags.get(ENGINE_ARGS_FLAG)
     return parse_engine_args(text) if isinstance(text, str) else {}
@@ -137,9 +147,9 @@ def check_parts(settings: UpSettings, environ: Environ) -> None:
 
 
 def flags_again(flags: Flags, cls: type[attrs.AttrsInstance]) -> tuple[str, ...]:
-    """The given flags of a settings class, as arguments for a child."""
+    """The given flags of a settings class, as arguments for a child; a switch that a file has off is left out."""
     known = {source.option.flag for source in options_of(cls)} | {ENGINE_ARGS_FLAG}
-    given = [(flag, value) for flag, value in flags.items() if flag in known]
+    given = [(flag, value) for flag, value in flags.items() if flag in known and value is not False]
     return tuple(flag if value is True else f"{flag}={value}" for flag, value in given)
 
 

@@ -36,10 +36,21 @@ class UsageError(SidecarError):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of exiting, and knows what was probably meant."""
+    """An argument parser that raises instead of exiting, and knows what was probably meant.
+
+    Attributes:
+        offered: The fields behind its flags, by flag; None for a flag that belongs to no settings class.
+        variables: The fields that only a variable can set.
+    """
 
     def __init__(self, **rest: Any) -> None:
+        self.offered: dict[str, OptionSource | None] = {}
+        self.variables: list[OptionSource] = []
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **rest)
+
+    def collecting(self) -> list[Collect]:
+        """The actions behind the flags."""
+        return [action for action in self._actions if isinstance(action, Collect)]
 
     def error(self, message: str) -> NoReturn:
         """Raise the message in our own words, with a suggestion where a command is misspelt.
@@ -81,9 +92,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def add_options(
-    parser: argparse.ArgumentParser, *classes: type[attrs.AttrsInstance], skip: Collection[str] = ()
-) -> None:
+def add_options(parser: Parser, *classes: type[attrs.AttrsInstance], skip: Collection[str] = ()) -> None:
     """Offer the flags of settings classes, each class in a group of its own if there are several.
 
     Args:
@@ -93,21 +102,25 @@ def add_options(
     """
     for cls in classes:
         for source in options_of(cls):
-            if source.option.flag and source.option.flag not in skip and not _has(parser, source.option.flag):
+            if source.option.flag is None:
+                parser.variables.append(source)
+            elif source.option.flag not in skip and not _has(parser, source.option.flag):
                 _add(parser, source)
 
 
-def add_plain(parser: argparse.ArgumentParser, flag: str, *, metavar: str, text: str) -> None:
+def add_plain(parser: Parser, flag: str, *, metavar: str, text: str) -> None:
     """Offer a flag that belongs to no settings class."""
-    parser.add_argument(flag, action=_Collect, dest=FLAGS, metavar=metavar, help=text, default=argparse.SUPPRESS)
+    parser.add_argument(flag, action=Collect, dest=FLAGS, metavar=metavar, help=text, default=argparse.SUPPRESS)
+    parser.offered[flag] = None
 
 
 def _has(parser: argparse.ArgumentParser, flag: str) -> bool:
     return flag in parser._option_string_actions  # noqa: SLF001 - argparse offers no question for this
 
 
-def _add(parser: argparse.ArgumentParser, source: OptionSource) -> None:
+def _add(parser: Parser, source: OptionSource) -> None:
     option = source.option
+    flag = option.flag or ""
     notes = [f"env: {option.env}"] if option.env else []
     if source.required:
         notes.append("required")
@@ -115,19 +128,28 @@ def _add(parser: argparse.ArgumentParser, source: OptionSource) -> None:
         notes.append(f"default: {default}")
     text = f"{option.help} [{'; '.join(notes)}]" if notes else option.help
     metavar = option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "TEXT")
-    parser.add_argument(
-        option.flag or "",
-        action=_Collect,
+    added = parser.add_argument(
+        flag,
+        action=Collect,
         nargs=0 if option.switch else None,
         dest=FLAGS,
         metavar=None if option.switch else metavar,
         help=text.replace("%", "%%"),
         default=argparse.SUPPRESS,
     )
+    parser.offered[flag] = source
+    if isinstance(added, Collect):
+        added.source = source
 
 
-class _Collect(argparse.Action):
-    """Collects flags into one mapping; a flag given twice is an error, as it is for the Rust tool."""
+class Collect(argparse.Action):
+    """Collects flags into one mapping; a flag given twice is an error, as it is for the Rust tool.
+
+    Attributes:
+        source: The field behind the flag; None if it belongs to no settings class.
+    """
+
+    source: OptionSource | None = None
 
     def __call__(
         self,
@@ -136,6 +158,7 @@ class _Collect(argparse.Action):
         values: Any,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
+        """Add a flag to those that were given."""
         collected: dict[str, str | bool] = getattr(namespace, FLAGS, None) or {}
         flag = self.option_strings[0]
         if flag in collected:

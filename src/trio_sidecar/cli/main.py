@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from trio_sidecar import __version__
 from trio_sidecar.cli import commands, doctor, vllm
+from trio_sidecar.cli.completion import SHELLS, completion
 from trio_sidecar.cli.flags import FLAGS, Parser, UsageError, add_options, add_plain
+from trio_sidecar.cli.layers import commands_of, layered, table_name
 from trio_sidecar.cli.streams import finish_output, open_missing
 from trio_sidecar.config import (
     DoctorSettings,
@@ -25,6 +27,7 @@ from trio_sidecar.config import (
     WorkerSettings,
     options_of,
 )
+from trio_sidecar.config.file import ConfigSettings
 from trio_sidecar.errors import InvalidConfig, MissingExtra, OutputClosed, SidecarError, cause_chain
 
 if TYPE_CHECKING:
@@ -33,10 +36,14 @@ if TYPE_CHECKING:
 
     import attrs
 
+    from trio_sidecar.cli.layers import Layered
+
 DEBUG_FLAG = "--debug"
 RUST_COMMAND = "worker-rust"
 BENCH_COMMAND = "bench"
 NO_COMMAND = "name a command"
+END_OF_OURS = "--"
+"""What comes after it is vLLM's, even where we have a flag of that name."""
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -66,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     name, debug = "trio-sidecar", False
-    flags: dict[str, str | bool] = {}
+    layers: Layered | None = None
     classes: tuple[type[attrs.AttrsInstance], ...] = ()
     try:
         given = sys.argv[1:] if argv is None else list(argv)
@@ -74,57 +81,72 @@ def _run(argv: Sequence[str] | None) -> int:
             return commands.rust_worker(given[1:])
         if given[:1] == [BENCH_COMMAND]:  # its arguments are parsed where they mean something
             return commands.bench(given[1:])
-        arguments, name = _parse(given)
+        arguments, command, rest = _parse(given)
+        name = command.prog
         if arguments is None:
             return EXIT_OK
-        flags = getattr(arguments, FLAGS, None) or {}
+        layers = arguments.layers
+        _choose(arguments, command, rest)
         classes = getattr(arguments, "classes", ())
-        debug = bool(flags.get(DEBUG_FLAG))
-        return int(arguments.run(flags, os.environ))
+        debug = bool(layers.flags.get(DEBUG_FLAG))
+        return int(arguments.run(layers.flags, layers.environ))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - the last place that can turn it into an exit code
         found = _only_member(error)
         if isinstance(found, InvalidConfig):
-            found = _named_by_source(found, classes, flags)
+            found = _named_by_source(found, classes, layers)
         return _tell(name, found, debug=debug)
 
 
 def _named_by_source(
-    error: InvalidConfig, classes: Sequence[type[attrs.AttrsInstance]], flags: Mapping[str, str | bool]
+    error: InvalidConfig, classes: Sequence[type[attrs.AttrsInstance]], layers: Layered | None
 ) -> InvalidConfig:
-    """The error under the variable's name, if that is where the value came from.
+    """The error under the name of the variable or of the file's key, if that is where the value came from.
 
     What is found out only at run time, such as a port in use, is told by the flag's name.
     """
+    if layers is not None and (found := layers.places.get(error.setting)) is not None:
+        return InvalidConfig(found, error.reason)
+    flags: Mapping[str, str | bool] = layers.flags if layers is not None else {}
     for option in (source.option for cls in classes for source in options_of(cls)):
         if option.flag == error.setting and option.flag not in flags and option.env and os.environ.get(option.env):
             return InvalidConfig(option.env, error.reason)
     return error
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace | None, Parser, list[str]]:
+    """What our parser knows, with the file below it, and what it does not know."""
     parser = build_parser()
+    end = argv.index(END_OF_OURS) if END_OF_OURS in argv else len(argv)
     try:
-        arguments, rest = parser.parse_known_args(argv)
+        arguments, rest = parser.parse_known_args(argv[:end])
     except SystemExit:  # argparse has printed help or the version
-        return None, parser.prog
+        return None, parser, []
+    rest += argv[end + 1 :]
     command: Parser = getattr(arguments, "parser", parser)
+    arguments.layers = layered(parser, command, getattr(arguments, FLAGS, None) or {}, os.environ)
+    return arguments, command, rest
+
+
+def _choose(arguments: argparse.Namespace, command: Parser, rest: list[str]) -> None:
+    """Let ``arguments.run`` be what is to be run, or refuse what nobody has asked for."""
     if arguments_take_rest(arguments):
         arguments.run = functools.partial(arguments.run_rest, rest=rest)
     else:
         command.refuse_rest(rest)
+    if arguments.layers.shown:
+        arguments.run = functools.partial(commands.print_config, table_name(command), arguments.layers)
     if not hasattr(arguments, "run"):
         command.print_help(sys.stderr)
         raise UsageError(command.prog, NO_COMMAND)
-    return arguments, command.prog
 
 
 def arguments_take_rest(arguments: argparse.Namespace) -> bool:
     """Whether what our parser does not know is vLLM's."""
     if not hasattr(arguments, "run_rest"):
         return False
-    return not hasattr(arguments, "run") or vllm.takes_rest(getattr(arguments, FLAGS, None) or {})
+    return not hasattr(arguments, "run") or vllm.takes_rest(arguments.layers.flags)
 
 
 def build_parser() -> Parser:
@@ -173,8 +195,20 @@ def build_parser() -> Parser:
     add_plain(tells, vllm.ENGINE_FLAG, metavar="{mock,vllm [MODEL]}", text=doctor.ENGINE_HELP)
     tells.set_defaults(run=doctor.doctor, run_rest=doctor.doctor, parser=tells, classes=(DoctorSettings,))
 
+    for command in commands_of(parser):
+        add_options(command, ConfigSettings)
+    _add_completion(added)
     added.add_parser(BENCH_COMMAND, help="measure this worker beside others", description=commands.bench.__doc__)
     return parser
+
+
+def _add_completion(added: argparse._SubParsersAction[Parser]) -> None:
+    writes = added.add_parser("completion", help="a script that completes what is typed in a shell")
+    writes.set_defaults(parser=writes)
+    shells = writes.add_subparsers(metavar="SHELL", parser_class=Parser)
+    for shell in SHELLS:
+        one = shells.add_parser(shell, help=f"for {shell}", description="Write a completion script to stdout.")
+        one.set_defaults(run=lambda *_, shell=shell: completion(build_parser(), shell), parser=one)
 
 
 def _add_engine_args(parser: Parser) -> None:

@@ -46,6 +46,7 @@ class Option:
         check: Checks a value that came from anywhere; gets the value and the source's name; raises InvalidConfig.
         show: Writes a default as one would type it, where ``str`` does not.
         absent: What Dynamo takes where we pass nothing on; shown as the default.
+        secret: Whether ``--print-config`` must not show the value.
     """
 
     flag: str | None
@@ -59,6 +60,7 @@ class Option:
     check: Callable[[Any, str], None] | None = None
     show: Callable[[Any], str] | None = None
     absent: str = ""
+    secret: bool = False
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -69,11 +71,13 @@ class OptionSource:
         name: The field.
         option: Its option.
         default: Its default; :data:`attrs.NOTHING` where it is required.
+        annotation: Its type, as the class spells it; decides what a file may hold for it.
     """
 
     name: str
     option: Option
     default: Any
+    annotation: str = "str"
 
     @property
     def required(self) -> bool:
@@ -94,8 +98,9 @@ def options_of(cls: type[attrs.AttrsInstance]) -> Iterator[OptionSource]:
         if nested is not None:
             yield from options_of(nested)
         elif option is not None:
-            default = field.default
-            yield OptionSource(name=field.name, option=option, default=_plain_default(default))
+            default = _plain_default(field.default)
+            kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+            yield OptionSource(name=field.name, option=option, default=default, annotation=kind)
 
 
 def resolve(
@@ -145,15 +150,23 @@ def _from_outside(option: Option, flags: Mapping[str, str | bool], environ: Mapp
     if isinstance(given, bool):
         return _Found(given)
     if given is not None and option.flag:
-        return _Found(_checked(option, given, option.flag))
+        return _Found(checked(option, given, option.flag))
+    text = given_variable(option, environ)
+    return None if text is None else _Found(checked(option, text, option.env or ""))
+
+
+def given_variable(option: Option, environ: Mapping[str, str]) -> str | None:
+    """What an option's variable holds; None if it is absent or counts as such."""
     text = environ.get(option.env) if option.env else None
-    if text is None or option.env is None or (option.empty_is_unset and not text):
-        return None
-    return _Found(_checked(option, text, option.env))
+    return None if option.empty_is_unset and not text else text
 
 
-def _checked(option: Option, text: str, source: str) -> object:
-    """The value; checked here too, so that a message names the variable if the value came from there."""
+def checked(option: Option, text: str, source: str) -> object:
+    """The value; checked here too, so that a message names the variable if the value came from there.
+
+    Raises:
+        InvalidConfig: It is not allowed; named by ``source``.
+    """
     if option.metavar != "PATH":  # file names may be any bytes, texts go into messages
         _check_decoded(text, source)
     value = option.parse(text, source)

@@ -48,7 +48,7 @@ HANG_UPS = (signal.SIGHUP, signal.SIGQUIT)
 # Where the parts find each other is ours to say, whatever the user's environment says about a real deployment.
 OWN_VARIABLES = re.compile(
     r"DYN_(DISCOVERY_BACKEND|FILE_KV|(REQUEST|RESPONSE|EVENT)_PLANE|NAMESPACE.*|COMPONENT|ENDPOINT|ENDPOINT_TYPES"
-    r"|DISAGGREGATION_MODE|ROUTE_TO_ENCODER|SYSTEM_.*|HTTP_HOST|HTTP_PORT|SIDECAR_GRPC_ENDPOINT)|TRIO_SIDECAR_LISTEN"
+    r"|DISAGGREGATION_MODE|ROUTE_TO_ENCODER|SYSTEM_.*|HTTP_HOST|HTTP_PORT|SIDECAR_GRPC_ENDPOINT)|TRIO_SIDECAR_(LISTEN|CONFIG)"
 )
 # Dynamo's planes have no authentication. Its request plane obeys these; its event plane, ZMQ, advertises the address
 # but still listens on every interface.
