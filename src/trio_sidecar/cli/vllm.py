@@ -64,9 +64,11 @@ def engine_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.cli.commands import print_address, start_logging  # noqa: PLC0415
     from trio_sidecar.engines.vllm import open_vllm  # noqa: PLC0415
+    from trio_sidecar.engines.vllm_child import end_quickly  # noqa: PLC0415
     from trio_sidecar.server import run_server  # noqa: PLC0415
 
     start_logging(log)
+    end_quickly()
     run(run_server, open_vllm(settings), server, print_address, host=Host(host.host_loop.value))
     return 0
 
@@ -82,11 +84,13 @@ def worker_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
     need_vllm()
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.cli.commands import need_dynamo, start_logging  # noqa: PLC0415
+    from trio_sidecar.engines.vllm_child import end_quickly  # noqa: PLC0415
     from trio_sidecar.engines.vllm_shared import serve_worker  # noqa: PLC0415
     from trio_sidecar.worker import run_worker  # noqa: PLC0415
 
     need_dynamo("this command")
     start_logging(log)
+    end_quickly()
     main = functools.partial(run_worker, settings, process_ends_after=True)
     return run(serve_worker, vllm, main, host=Host(host.host_loop.value))
 

@@ -227,10 +227,24 @@ def wait_for_end(descriptor: int) -> bool:
 def test_other_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an owner, or in a process that nobody started with multiprocessing, the plugin does nothing."""
     handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(vllm_child, "end_quickly", lambda: pytest.fail("this process is nobody's"))
     vllm_child.plugin()
     monkeypatch.setenv("TRIO_SIDECAR_VLLM_OWNER", "1")
     vllm_child.plugin()
     assert handler is signal.getsignal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("wanted", "frozen"), [("", False), ("vllm_child.end_quickly()", True)])
+def test_a_process_ends_without_a_last_search_for_garbage(wanted: str, *, frozen: bool) -> None:
+    """With a vLLM in it that would take seconds; what was registered earlier to run at the end runs later."""
+    script = f"""
+import atexit, gc
+from trio_sidecar.engines import vllm_child
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+{wanted}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert f"{frozen}\n" == done.stdout
 
 
 def test_the_reason_of_a_failure_reaches_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
