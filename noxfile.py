@@ -22,7 +22,6 @@ nox.options.sessions = [
     "lint",
     "types",
     "tests",
-    "simulation-short",
     "protos",
     "e2e",
     "conformance",
@@ -30,6 +29,7 @@ nox.options.sessions = [
     "vllm-short",
     "mutation",
     "bench-gate",
+    "simulation-short",  # last: what it prints is what a record of the end shows
 ]
 
 ROOT = Path(__file__).parent

@@ -122,7 +122,7 @@ class Connection(Protocol):
 
     @property
     def heard(self) -> int:
-        """Grows whenever the peer has sent something; for keepalive."""
+        """Grows with each HEADERS or DATA frame that arrives; for keepalive."""
         ...
 
     @property

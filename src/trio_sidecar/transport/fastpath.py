@@ -46,6 +46,7 @@ _H2_VERSIONS = ("4.1", "4.2", "4.3", "4.4")
 _FRAME_HEADER_BYTES = 9
 _MAX_FRAME_BYTES = 16384
 _DATA = 0
+_HEADERS = 1
 _GOAWAY = 7
 MAX_STREAM_ID = 0x7FFFFFFF
 
@@ -128,7 +129,6 @@ class FastProtocol(H2Protocol):
         """Bytes have arrived."""
         if self.owner.state is ConnectionState.CLOSED:
             return
-        self.owner.heard += 1
         try:
             self._split(self._tail + data if self._tail else data)
         except ProtocolError as error:
@@ -160,6 +160,8 @@ class FastProtocol(H2Protocol):
                 raise FrameTooLargeError(reason)
             if end > size:
                 break
+            if kind <= _HEADERS:
+                self.owner.heard += 1
             if kind == _DATA:
                 stream_id = int.from_bytes(data[at + 5 : at + 9], "big") & MAX_STREAM_ID
                 stream = streams.get(stream_id)

@@ -2,8 +2,9 @@
 
 A gRPC server by default allows pings without data between them only every five minutes; it forgives one and two
 strikes, then ends the connection with GOAWAY ENHANCE_YOUR_CALM (FR-099). So we ping only a connection that carries
-streams and has brought nothing for an interval, twice, and after that every five minutes until something else than the
-answers to our pings has come. A peer that complains all the same is asked half as often from then on.
+streams and has brought nothing for an interval, twice, and after that every five minutes until headers or data have
+come: nothing else makes the server forget its count. A peer that complains all the same is asked half as often from
+then on.
 """
 
 from __future__ import annotations
@@ -101,7 +102,6 @@ class Keepalive:
         except RpcError:  # the connection was lost or drains meanwhile; its streams know
             return
         finally:
-            # The answer itself was heard; only what comes after it is the peer's own.
-            watched.heard, watched.since, watched.under_way = connection.heard, trio.current_time(), False
+            watched.since, watched.under_way = trio.current_time(), False
         if limit.cancelled_caught:
             connection.close(f"the peer did not answer a keepalive ping within {format_seconds(self.timeout_secs)}")

@@ -760,6 +760,31 @@ async def test_the_peers_stream_limit_is_known_and_followed(connect: Connect, co
             nursery.cancel_scope.cancel()
 
 
+@fast_only
+@pytest.mark.rule("FR-099")
+async def test_only_headers_and_data_are_heard(connect: Connect, fast: bool) -> None:
+    """Settings do not begin the count of pings anew: the server has not forgotten them either."""
+
+    async def script(stream: PeerStream) -> None:
+        await stream.send_headers()
+        await stream.send_message(b"one")
+        await peer.connections[0].send_settings(max_concurrent_streams=9)
+        await trio.sleep_forever()
+
+    async def aio_main(connection: Connection) -> tuple[int, int]:
+        before = connection.heard
+        async with connection.aio_open("/t.T/Stream", b"", metadata={}) as stream:
+            await stream.aio_receive()
+            while connection.stream_limit != 9:  # noqa: ASYNC110 - over a real socket
+                await aio_sleep(0.005)
+            await connection.aio_ping()
+        return before, connection.heard
+
+    async with open_peer(script) as peer, connect(peer) as connection:
+        with trio.fail_after(10):
+            assert (0, 2) == await run_aio(aio_main, connection)
+
+
 @pytest.mark.rule("FR-028")
 @fast_only
 async def test_ready_means_that_settings_have_arrived(connect: Connect, fast: bool) -> None:

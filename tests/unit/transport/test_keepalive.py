@@ -35,7 +35,6 @@ class Silent:
     async def aio_ping(self) -> None:
         self.pinged_at.append(round(trio.current_time()))
         await aio_sleep(0.01 if self.answers else 10_000)
-        self.heard += 1
 
     def close(self, reason: str) -> None:
         self.state, self.reason = ConnectionState.CLOSED, reason
