@@ -244,8 +244,17 @@ def bench_gate(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def mutation(session: nox.Session) -> None:
-    """Make the faults of ``tests/mutation/listed.toml``, one at a time, and see that a test notices each."""
+    """Make the faults of ``tests/mutation/listed.toml``, one at a time, and see that a test notices each.
+
+    ``-- --full`` makes all that mutmut can make instead, hours of them: see ``docs/mutation.md``; ``-- --full PACKAGE``
+    makes those of one package.
+    """
     session.install("-e", ".", *group("test"))  # the copies with a fault go before it on the path
+    if "--full" in session.posargs:
+        session.install(*group("mutation"))
+        arguments = [argument for argument in session.posargs if argument != "--full"]
+        session.run("python", "tests/mutation/full.py", *arguments)
+        return
     session.run("python", "tests/mutation/listed.py", *session.posargs)
 
 
