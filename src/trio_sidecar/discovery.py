@@ -15,7 +15,7 @@ import trio
 
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.deadline import format_seconds
-from trio_sidecar.errors import ConnectionTimeoutError, IncompatibleEngine
+from trio_sidecar.errors import ConnectionTimeoutError, IncompatibleEngine, InvalidConfig
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.wire import (
     GetModelInfoRequest,
@@ -41,6 +41,7 @@ Req = TypeVar("Req", bound=betterproto2.Message)
 Resp = TypeVar("Resp", bound=betterproto2.Message)
 
 API_VERSION = "vllm"
+RANKS_FLAG = "--dp-ranks"
 U32_MAX = 2**32 - 1
 
 log = structlog.get_logger("trio_sidecar.discovery")
@@ -96,6 +97,7 @@ class DiscoveredModel:
         instance_id: Changes with every life of the engine; may be empty.
         parallelism: As reported; None if the engine does not report it.
         local_ranks: Absolute data-parallel ranks behind this endpoint (R6.1 to R6.3).
+        ranks: Those of them that this worker stands for; all, unless :meth:`standing_for` has narrowed it.
         rl_capabilities: As reported.
         server: Limits and sizes as reported.
     """
@@ -112,6 +114,7 @@ class DiscoveredModel:
     instance_id: str
     parallelism: ParallelismInfo | None
     local_ranks: range
+    ranks: range
     rl_capabilities: RlCapabilities | None
     server: ServerInfo
 
@@ -132,6 +135,7 @@ class DiscoveredModel:
         if not model.supports_token_ids_input:
             reason = "the discovered model does not support token-ID input (supports_token_ids_input)"
             raise IncompatibleEngine(reason)
+        local = local_ranks(server.parallelism)
         return cls(
             model_id=model.model_id,
             served_model_name=model.served_model_name,
@@ -144,7 +148,8 @@ class DiscoveredModel:
             engine_version=server.engine_version,
             instance_id=server.instance_id,
             parallelism=server.parallelism,
-            local_ranks=local_ranks(server.parallelism),
+            local_ranks=local,
+            ranks=local,
             rl_capabilities=server.rl_capabilities,
             server=server,
         )
@@ -153,6 +158,19 @@ class DiscoveredModel:
     def base_names(self) -> frozenset[str]:
         """Every name that means the base model (R6.9)."""
         return frozenset((self.model_id, self.served_model_name, *self.aliases))
+
+    def standing_for(self, ranks: range | None) -> DiscoveredModel:
+        """The same for a worker that stands for some of the ranks only; None changes nothing.
+
+        Raises:
+            InvalidConfig: A rank is not behind this endpoint.
+        """
+        if ranks is None:
+            return self
+        if not (self.local_ranks.start <= ranks.start and ranks.stop <= self.local_ranks.stop):
+            reason = f"{_spelt(ranks)} is not behind this endpoint; its ranks are {_spelt(self.local_ranks)}"
+            raise InvalidConfig(RANKS_FLAG, reason)
+        return attrs.evolve(self, ranks=ranks)
 
     def registration(self, *, kv_routing: bool = True) -> Registration:
         """What to tell Dynamo.
@@ -174,8 +192,8 @@ class DiscoveredModel:
             max_num_seqs=self.server.max_running_requests or None,
             max_num_batched_tokens=self.server.max_batched_tokens or None,
             max_gpu_lora_count=self.max_loras if self.supports_lora else None,
-            data_parallel_size=len(self.local_ranks) if parallel else None,
-            data_parallel_start_rank=self.local_ranks.start if parallel else None,
+            data_parallel_size=len(self.ranks) if parallel else None,
+            data_parallel_start_rank=self.ranks.start if parallel else None,
             runtime_data={"lora_requires_registration": True, "vllm_inference_v1_generate": True},
         )
 
@@ -235,6 +253,10 @@ _IDENTITY = (
     "max_loras",
     "supports_multimodal",
 )
+
+
+def _spelt(ranks: range) -> str:
+    return f"{ranks.start}-{ranks.stop - 1}"
 
 
 def _bytes(message: betterproto2.Message | None) -> bytes | None:

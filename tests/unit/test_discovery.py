@@ -18,6 +18,7 @@ from trio_sidecar.errors import (
     ConnectionTimeoutError,
     ErrorKind,
     IncompatibleEngine,
+    InvalidConfig,
     RpcError,
     StatusCode,
 )
@@ -324,6 +325,29 @@ def test_registration_of_a_hybrid_group() -> None:
         registration.data_parallel_start_rank,
         registration.total_kv_blocks,
     )
+
+
+def test_registration_for_a_part_of_the_ranks() -> None:
+    """A worker that stands for some ranks registers those; a rank's share of the blocks stays what it is."""
+    group = found(parallelism=parallelism(data_parallel_size=8, data_parallel_rank=4, data_parallel_size_local=4))
+    registration = group.standing_for(range(6, 8)).registration()
+    assert (2, 6, 1024) == (
+        registration.data_parallel_size,
+        registration.data_parallel_start_rank,
+        registration.total_kv_blocks,
+    )
+    assert group == group.standing_for(None)
+    assert group == group.standing_for(range(4, 8))
+
+
+@pytest.mark.parametrize("ranks", [range(3, 5), range(7, 9), range(1)])
+def test_ranks_elsewhere_are_refused(ranks: range) -> None:
+    """A rank that is not behind the endpoint names the flag and what is there."""
+    group = found(parallelism=parallelism(data_parallel_size=9, data_parallel_rank=4, data_parallel_size_local=4))
+    with pytest.raises(InvalidConfig) as caught:
+        group.standing_for(ranks)
+    expected = f"--dp-ranks: {ranks.start}-{ranks.stop - 1} is not behind this endpoint; its ranks are 4-7"
+    assert expected == str(caught.value)
 
 
 @pytest.mark.rule("R6.5")

@@ -1,7 +1,7 @@
 """Settings of the Dynamo worker (spec 2).
 
-Every flag and variable that the Rust sidecar has means the same here; ``--coalesce``, ``--max-message-bytes``,
-``--drain-secs``, ``--withdraw-grace-secs`` and the TLS settings are our own.
+Every flag and variable that the Rust sidecar has means the same here; ``--coalesce``, ``--dp-ranks``,
+``--max-message-bytes``, ``--drain-secs``, ``--withdraw-grace-secs`` and the TLS settings are our own.
 """
 
 from __future__ import annotations
@@ -59,6 +59,31 @@ def parse_mode(text: str, source: str) -> DisaggregationMode:
 def namespace_with_suffix(namespace: str, suffix: str) -> str:
     """The namespace with ``-{suffix}`` appended, unless the suffix is empty or already there."""
     return namespace if not suffix or namespace.endswith(f"-{suffix}") else f"{namespace}-{suffix}"
+
+
+def parse_ranks(text: str, source: str) -> range:
+    """Data-parallel ranks, ``A-B`` with both ends or a single ``A``.
+
+    Raises:
+        InvalidConfig: They are no numbers, or the second is lower than the first.
+    """
+    parts = text.split("-")
+    if len(parts) > 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidConfig(source, f"{text!r} is no range of ranks; allowed are A-B and A, such as 0-3")
+    first, last = (whole_number(0, MAX_U32)(part, source) for part in (parts[0], parts[-1]))
+    if last < first:
+        raise InvalidConfig(source, f"{text!r} ends before it begins; allowed are A-B with A at most B")
+    return range(first, last + 1)
+
+
+def check_ranks(value: object, source: str) -> None:
+    """Refuse anything but None and an ascending range of ranks."""
+    if value is None:
+        return
+    if not isinstance(value, range):
+        raise InvalidConfig(source, f"must be a range, not {type(value).__name__}")
+    if not value or value.step != 1 or value.start < 0 or value.stop > MAX_U32 + 1:
+        raise InvalidConfig(source, f"{value!r} is not an ascending, non-empty range of ranks from 0 to {MAX_U32}")
 
 
 def _is(cls: type) -> Callable[[object, str], None]:
@@ -120,6 +145,7 @@ class WorkerSettings:
         namespace: Already carries the suffix of ``DYN_NAMESPACE_WORKER_SUFFIX``.
         endpoint_types: In the order given.
         discovery_backend: None leaves the choice to Dynamo's runtime; so do the planes.
+        dp_ranks: The absolute data-parallel ranks that this worker stands for; None for all behind the endpoint.
         coalesce: Whether adjacent deltas may be merged into one message when a reader is slower than the engine.
         withdraw_grace_secs: After withdrawal from discovery, how long requests that are already under way to us are
             still taken.
@@ -283,6 +309,18 @@ class WorkerSettings:
         ),
         default=10_000,
         check=count(0, MAX_U32),
+    )
+    dp_ranks: range | None = setting(
+        Option(
+            flag="--dp-ranks",
+            env="TRIO_SIDECAR_DP_RANKS",
+            parse=parse_ranks,
+            metavar="A-B",
+            help="Stand for these data-parallel ranks of the engine only, so that several workers can share it.",
+            absent="all that are behind the endpoint",
+        ),
+        default=None,
+        check=check_ranks,
     )
     coalesce: bool = setting(
         Option(

@@ -27,6 +27,7 @@ from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
 from trio_sidecar.recovery import Recovery, RecoverySettings
 from trio_sidecar.requests.limits import SilenceLimits
+from trio_sidecar.requests.ranks import RankGate
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
@@ -181,7 +182,7 @@ async def _discover(settings: WorkerSettings, engine: Engine, services: Sequence
     while True:
         try:
             await wait_until_serving(engine, services, deadline, transport.grpc_retry_interval_secs)
-            return await discover(engine, deadline)
+            return (await discover(engine, deadline)).standing_for(settings.dp_ranks)
         except SidecarError as error:
             if error.kind not in TRANSIENT or deadline.expired():
                 raise
@@ -231,6 +232,8 @@ async def _serve(
         )
         recovery.follow(model)
         attached = management.attach(engine, model)
+        if settings.dp_ranks is not None:
+            attached = RankGate(attached, settings.dp_ranks)
         return Started(config=config, convert=convert, engine=attached, watch=recovery.run)
 
     failure: Exception | None = None

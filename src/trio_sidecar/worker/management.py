@@ -158,7 +158,8 @@ class Management:
             raise EngineShutdown(reason)
         endpoint = self._settings.transport.grpc_endpoint
         host = endpoint.host if isinstance(endpoint, GrpcEndpoint) else LOOPBACK
-        sources = await aio_list_sources(self._engine, self._model.local_ranks, host)
+        listed = await aio_list_sources(self._engine, self._model.local_ranks, host)
+        sources = [source for source in listed if source.dp_rank in self._model.ranks]
         for source in sources:
             log.info("kv_event_source", dp_rank=source.dp_rank, endpoint=source.endpoint, topic=source.topic)
         return [ZmqSource(source.endpoint, source.topic, source.dp_rank) for source in sources]

@@ -249,3 +249,43 @@ def test_endpoint_must_be_parsed(bad: object) -> None:
     """Code cannot pass an unparsed endpoint."""
     with pytest.raises(InvalidConfig, match="--grpc-endpoint: must be a GrpcEndpoint"):
         TransportSettings(grpc_endpoint=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("0-3", range(4)), ("4-4", range(4, 5)), ("7", range(7, 8)), ("4294967295", range(2**32 - 1, 2**32))],
+)
+def test_dp_ranks(text: str, ranks: range) -> None:
+    """Both ends belong to the range; one number is one rank; a variable says the same."""
+    assert ranks == worker({"--dp-ranks": text}).dp_ranks
+    assert ranks == worker(TRIO_SIDECAR_DP_RANKS=text).dp_ranks
+    assert worker().dp_ranks is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no range of ranks; allowed are A-B and A"),
+        ("1-", "no range of ranks"),
+        ("-1", "no range of ranks"),
+        ("1-2-3", "no range of ranks"),
+        ("a-b", "no range of ranks"),
+        ("٣", "no range of ranks"),
+        ("3-2", "ends before it begins"),
+        ("0-4294967296", "4294967295"),
+    ],
+)
+def test_dp_ranks_that_are_none(text: str, reason: str) -> None:
+    """The error names the flag and what is allowed."""
+    with pytest.raises(InvalidConfig, match="--dp-ranks") as caught:
+        worker({"--dp-ranks": text})
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", [range(0), range(0, 4, 2), range(-1, 2), range(3, 0, -1), range(2**32, 2**32 + 1), (0, 3)]
+)
+def test_dp_ranks_in_code(value: object) -> None:
+    """A settings object holds an ascending, non-empty range or nothing."""
+    with pytest.raises(InvalidConfig, match=r"dp_ranks|--dp-ranks"):
+        WorkerSettings(transport=worker().transport, dp_ranks=value)  # type: ignore[arg-type]

@@ -335,6 +335,14 @@ async def test_each_rank_has_a_source_that_can_be_dialled(aio_loop: asyncio.Abst
     assert "ZmqSource" == type(sources[0]).__name__
 
 
+@pytest.mark.rule("R14.3")
+async def test_a_part_of_the_ranks_has_its_sources_only(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Workers that share an engine split its sources: no event is credited to two of them."""
+    here = scene(publishing(0, 1, 2), model(ranks=3).standing_for(range(1, 3)))
+    await here.start()
+    assert [1, 2] == [source.dp_rank for source in await run_aio(here.object.kv_event_sources)]
+
+
 @pytest.mark.rule("R14.4")
 async def test_a_missing_rank_stops_the_start(aio_loop: asyncio.AbstractEventLoop) -> None:
     """A router that misses a rank's events would be quietly wrong."""
