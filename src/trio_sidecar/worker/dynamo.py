@@ -27,7 +27,6 @@ from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
 from trio_sidecar.recovery import Recovery, RecoverySettings
 from trio_sidecar.requests.limits import SilenceLimits
-from trio_sidecar.requests.ranks import RankGate
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
@@ -232,8 +231,6 @@ async def _serve(
         )
         recovery.follow(model)
         attached = management.attach(engine, model)
-        if settings.dp_ranks is not None:
-            attached = RankGate(attached, settings.dp_ranks)
         return Started(config=config, convert=convert, engine=attached, watch=recovery.run)
 
     failure: Exception | None = None

@@ -15,6 +15,7 @@ from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import EngineShutdown, InvalidRequest
 from trio_sidecar.kv_events import aio_list_sources
 from trio_sidecar.lora import AdapterGate, LoraManager, LoraSettings
+from trio_sidecar.requests.ranks import RankGate
 from trio_sidecar.rl import RlClient, check_control_body, supported_controls, supported_updates, worker_metadata
 from trio_sidecar.worker.etcd import discovery_backend
 from trio_sidecar.worker.lora import DynamoPublisher, aio_downloader
@@ -95,10 +96,11 @@ class Management:
         """The engine has started.
 
         Returns:
-            The engine for requests, which lets them select published adapters only.
+            The engine for requests, which lets them select published adapters and this worker's ranks only.
         """
         self._take(engine, model)
-        return AdapterGate(engine, self._lora.records, self._lora.locks)
+        gate = AdapterGate(engine, self._lora.records, self._lora.locks)
+        return gate if self._settings.dp_ranks is None else RankGate(gate, model.ranks)
 
     def work_in(self, nursery: trio.Nursery) -> None:
         """Where tasks that outlive a call of Dynamo's run; it ends when the worker does."""

@@ -306,6 +306,22 @@ async def test_requests_go_through_the_gate(aio_loop: asyncio.AbstractEventLoop)
     assert frozenset(BASE_NAMES) == here.found.base_names
 
 
+async def test_requests_keep_to_the_ranks_of_the_worker(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """A worker for a part of the ranks names one in each request; a worker for all leaves the choice to the engine."""
+
+    async def aio_ask(here: Scene) -> None:
+        gate = here.management.attach(here.engine, here.found)
+        async with gate.aio_generate(wire.GenerateRequest(), {}):
+            pass
+
+    ranks = range(1, 3)
+    part, whole = scene(found=model(ranks=3).standing_for(ranks), dp_ranks=ranks), scene(found=model(ranks=3))
+    for here in (part, whole):
+        await run_aio(aio_ask, here)
+    assert {"x-data-parallel-rank": "1"} == part.engine.requests[0].metadata
+    assert {} == whole.engine.requests[0].metadata
+
+
 # -- KV events
 
 
