@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+import structlog.testing
 
 from support.certificates import Certificates, make_certificates
 from trio_sidecar.bridge import Host, open_aio_loop
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, MutableMapping
+    from typing import Any
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +28,13 @@ def _restore_logging() -> Iterator[None]:
     root.setLevel(level)
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def logs() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What is logged while the test runs, each line as its event, level and values; nothing is written."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ def body(uri: object = "file:///models/adapter", name: object = "adapter-a") -> 
 
 
 @pytest.mark.rule("R13.1")
-@pytest.mark.parametrize("uri", ["file:///models/adapter", "hf://org/adapter", "s3://bucket/adapter"])
+@pytest.mark.parametrize(
+    "uri", ["file:///models/adapter", "hf://org/adapter", "hf://org/X", "s3://bucket/adapter", "s3://bucket/a/b/"]
+)
 def test_known_sources_are_accepted(uri: str) -> None:
     """A local directory, a Hugging Face repository and an object store are sources; spaces around are dropped."""
     assert LoadRequest(name="adapter-a", uri=uri) == read_load(body(f"  {uri}\n"))
@@ -61,6 +63,33 @@ def test_other_load_requests_are_refused(wrong: Any, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named) as caught:
         read_load(wrong)
     assert ErrorKind.INVALID_ARGUMENT == caught.value.kind
+
+
+ALLOWED = "allowed are file:///PATH, hf://ORG/NAME or s3://BUCKET/KEY"
+
+
+@pytest.mark.rule("R13.1", "R13.2")
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ([], "the body must be a JSON object, got an array"),
+        ({"lora_name": 7}, "lora_name must be a non-blank string, got 7"),
+        ({"lora_name": "a\udc80"}, "lora_name must be valid Unicode, got a lone surrogate at position 1"),
+        ({"lora_name": "a", "source": "s"}, "source must be a JSON object with a uri, got the text 's'"),
+        (body(8), "source.uri must be a non-blank string, got 8"),
+        (body("s3://\udc80"), "source.uri must be valid Unicode, got a lone surrogate at position 5"),
+        (body("s3://b"), f"source.uri is of no known kind; {ALLOWED}"),
+        (body("s3://b/?k"), f"source.uri must not have a query or a fragment; {ALLOWED}"),
+        (body("s3://b/#k"), f"source.uri must not have a query or a fragment; {ALLOWED}"),
+        (body("hf://[o/a"), f"source.uri is no URI: Invalid IPv6 URL; {ALLOWED}"),
+        (body("file:x"), "source.uri must name a local directory by its absolute path, as file:///PATH does"),
+    ],
+)
+def test_refusals_name_member_value_and_what_is_allowed(wrong: Any, sentence: str) -> None:
+    """Whoever sent it can put it right from the message alone."""
+    with pytest.raises(InvalidRequest) as caught:
+        read_load(wrong)
+    assert f"InvalidRequest: {sentence}" == str(caught.value)
 
 
 def test_a_source_is_never_repeated() -> None:
@@ -109,15 +138,28 @@ async def test_the_engine_gets_the_canonical_path(aio_loop: asyncio.AbstractEven
 
 
 @pytest.mark.rule("R13.4")
-@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("adapter_config.json", "source.uri holds no adapter: adapter_config.json is missing"),
+        (
+            "adapter_model.safetensors",
+            (
+                "source.uri holds no adapter weights: "
+                "expected one of adapter_model.safetensors, adapter_model.bin, adapter_model.pt"
+            ),
+        ),
+    ],
+)
 async def test_a_directory_without_an_adapter_is_refused(
-    aio_loop: asyncio.AbstractEventLoop, tmp_path: Path, missing: str
+    aio_loop: asyncio.AbstractEventLoop, tmp_path: Path, missing: str, sentence: str
 ) -> None:
-    """Configuration and weights are both needed."""
+    """Configuration and weights are both needed; the message names what is missing."""
     adapter = make_adapter(tmp_path)
     (adapter / missing).unlink()
-    with pytest.raises(InvalidRequest, match=r"adapter_config\.json|adapter weights"):
+    with pytest.raises(InvalidRequest) as caught:
         await resolve(adapter)
+    assert f"InvalidRequest: {sentence}" == str(caught.value)
 
 
 @pytest.mark.rule("R13.4")
