@@ -76,6 +76,13 @@ class Backend:
     _reference: peers.Engine | None = None
     _replies: dict[tuple[tuple[int, ...], int], Reply] = attrs.field(factory=dict)
     _script: tuple[int, ...] = ()
+    _again: Callable[[], peers.Engine] | None = None
+
+    def restarted(self) -> Backend:
+        """The same with another engine process, on the same address; what is left of the old one is ended first."""
+        assert self._again is not None
+        self.engine.close()
+        return attrs.evolve(self, engine=self._again())
 
     def reply_to(self, prompt: Sequence[int], *, seed: int = 0) -> Reply:
         """What it says, with any temperature above zero, learned without the worker or the front end."""
@@ -153,10 +160,12 @@ def vllm_backend(
     """The real ``vllm-rs`` server over the mock core, which says the text."""
     tokenizer = tiny_model.make_model_directory(directory / "model", context_length=context_length)
     ids = tokenizer.encode(text).ids
-    engine = peers.start_vllm_rs(
-        directory / "model", "tiny", ids, log_dir=directory / "logs", tokens_per_second=tokens_per_second
-    )
-    try:
+    with _lives(
+        lambda port, logs: peers.start_vllm_rs(
+            directory / "model", "tiny", ids, log_dir=logs, tokens_per_second=tokens_per_second, port=port
+        ),
+        directory,
+    ) as (engine, again):
         yield Backend(
             kind=EngineKind.VLLM_RS,
             engine=engine,
@@ -167,9 +176,8 @@ def vllm_backend(
             eos=tiny_model.EOS,
             tokenizer=tokenizer,
             script=tuple(ids),
+            again=again,
         )
-    finally:
-        engine.close()
 
 
 @contextlib.contextmanager
@@ -185,11 +193,12 @@ def mock_backend(
         "--seed": seed,
     }
     with contextlib.ExitStack() as cleanup:
-        engine = peers.start_mock_server(flags, log_dir=directory / "logs")
-        cleanup.callback(engine.close)
+        engine, again = cleanup.enter_context(
+            _lives(lambda port, logs: peers.start_mock_server(flags, log_dir=logs, port=port), directory)
+        )
         # The same seed without a pace, to learn the replies from.
-        flags |= {"--ttft-ms": 0, "--itl-ms": 0}
-        reference = peers.start_mock_server(flags, log_dir=directory / "reference")
+        instant = flags | {"--ttft-ms": 0, "--itl-ms": 0}
+        reference = peers.start_mock_server(instant, log_dir=directory / "reference")
         cleanup.callback(reference.close)
         model = Path(peers.ask_model(engine).model_id)
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -205,4 +214,23 @@ def mock_backend(
             eos=eos,
             tokenizer=tokenizer,
             reference=reference,
+            again=again,
         )
+
+
+@contextlib.contextmanager
+def _lives(
+    start: Callable[[int, Path], peers.Engine], directory: Path
+) -> Iterator[tuple[peers.Engine, Callable[[], peers.Engine]]]:
+    """An engine, and a way to start it again on the same port, each time with logs of its own."""
+    engines = [start(0, directory / "logs")]
+
+    def again() -> peers.Engine:
+        engines.append(start(engines[0].port, directory / f"logs-{len(engines)}"))
+        return engines[-1]
+
+    try:
+        yield engines[0], again
+    finally:
+        for engine in engines:
+            engine.close()

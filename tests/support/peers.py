@@ -76,10 +76,10 @@ class Engine:
 
 
 def start_vllm_rs(
-    model: Path, served_name: str, reply: Sequence[int], *, log_dir: Path, tokens_per_second: float = 0
+    model: Path, served_name: str, reply: Sequence[int], *, log_dir: Path, tokens_per_second: float = 0, port: int = 0
 ) -> Engine:
-    """Start the real ``vllm-rs`` server over the mock core."""
-    port, http, handshake = free_port(), free_port(), free_port()
+    """Start the real ``vllm-rs`` server over the mock core, on a free port unless one is given."""
+    port, http, handshake = port or free_port(), free_port(), free_port()
     log_dir.mkdir(parents=True, exist_ok=True)
     reply_file = log_dir / "reply.json"
     reply_file.write_text(json.dumps(list(reply)))
