@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from support.vllm_server import START_SECONDS, VLLM_ARGUMENTS, vllm_environment
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -27,12 +28,23 @@ CASES = [
 ]
 
 
-def refusal(models: Path, *arguments: str, listen: str = "127.0.0.1:0") -> tuple[int, str]:
+GPU_BUILD = """
+import importlib.metadata
+
+find = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.32.0" if name == "vllm" else find(name)
+"""
+"""A start-up module of Python's after which vLLM takes itself for a build for GPUs."""
+
+
+def refusal(
+    models: Path, *arguments: str, listen: str = "127.0.0.1:0", environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Exit code and last line; there is nothing on stdout and no traceback anywhere."""
     command = [sys.executable, "-m", "trio_sidecar", "engine", "vllm", str(models / "model"), f"--listen={listen}"]
     done = subprocess.run(
         [*command, *VLLM_ARGUMENTS, *arguments],
-        env=vllm_environment(models),
+        env=vllm_environment(models) | dict(environment or {}),
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
@@ -49,6 +61,15 @@ def test_what_vllm_refuses(models: Path, arguments: list[str], code: int, words:
     found, line = refusal(models, *arguments)
     assert (code, True) == (found, words in line), line
     assert line.startswith("trio-sidecar engine vllm: ")
+
+
+def test_a_gpu_that_is_not_there(models: Path, tmp_path: Path) -> None:
+    """A build for GPUs on a machine without one says so, and what can look for it."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU here")
+    (tmp_path / "sitecustomize.py").write_text(GPU_BUILD)
+    code, line = refusal(models, environment={"PYTHONPATH": str(tmp_path)})
+    assert (FAILED, True) == (code, "there is no device that this build of vLLM runs on" in line), line
 
 
 def test_a_port_in_use(models: Path) -> None:

@@ -43,6 +43,9 @@ KILL_SECS = 5.0
 """How long killed processes may take to be gone, and vLLM to notice."""
 
 MODEL = "MODEL"
+NO_DEVICE = "Failed to infer device type"
+"""What vLLM says where it finds no platform of its own."""
+
 OUTPUT_LOGGER = "vllm.v1.engine.async_llm"
 """Where vLLM logs the death of its engine, with a traceback."""
 
@@ -196,7 +199,17 @@ class VllmLauncher:
     def _failure(self, error: Exception) -> EngineStartFailed:
         reason = first_report(self._report) or f"{type(error).__name__}: {one_line(error)}"
         log.debug("vllm_start_failed_at", exc_info=error)
-        return EngineStartFailed(f"vLLM cannot start {self._settings.model!r}: {reason}")
+        return EngineStartFailed(f"vLLM cannot start {self._settings.model!r}: {explained(reason)}")
+
+
+def explained(reason: str) -> str:
+    """A reason of vLLM's, in words of ours before it where its own help nobody."""
+    if NO_DEVICE in reason:
+        return (
+            "there is no device that this build of vLLM runs on, such as a GPU with its driver; "
+            f"trio-sidecar doctor --engine vllm MODEL looks for one ({reason})"
+        )
+    return reason
 
 
 def _build(settings: VllmSettings) -> RunningVllm:

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from trio_sidecar.config import VllmSettings
-from trio_sidecar.engines import vllm_child
+from trio_sidecar.engines import vllm_child, vllm_launch
 from trio_sidecar.engines.vllm_binding import load_binding, one_line, status_of
 from trio_sidecar.engines.vllm_child import first_report
 from trio_sidecar.engines.vllm_facts import facts_of
@@ -239,7 +239,7 @@ def test_a_process_ends_without_a_last_search_for_garbage(wanted: str, *, frozen
     """With a vLLM in it that would take seconds; what was registered earlier to run at the end runs later."""
     script = f"""
 import atexit, gc
-from trio_sidecar.engines import vllm_child
+from trio_sidecar.engines import vllm_child, vllm_launch
 atexit.register(lambda: print(gc.get_freeze_count() > 0))
 {wanted}
 """
@@ -261,6 +261,14 @@ def test_the_reason_of_a_failure_reaches_the_owner(tmp_path: Path, monkeypatch: 
     reporter.filter(logging.LogRecord("vllm", logging.ERROR, "", 0, "again", (), None))
     assert "ValueError: no memory" == first_report(report)
     assert {"type": "ValueError", "message": "no\nmemory"} == json.loads(report.read_text())
+
+
+def test_a_missing_device_is_explained() -> None:
+    """The words of vLLM for a GPU that is not there name a variable for more logs; other reasons stay as they are."""
+    explained = vllm_launch.explained("RuntimeError: Failed to infer device type, please set the environment variable")
+    assert explained.startswith("there is no device that this build of vLLM runs on, such as a GPU with its driver")
+    assert "RuntimeError: Failed to infer device type" in explained
+    assert "ValueError: no memory" == vllm_launch.explained("ValueError: no memory")
 
 
 class EngineFails(SidecarError):
