@@ -62,7 +62,10 @@ class MessageStream(Generic[Resp]):
 
 
 class _Call(AbstractAsyncContextManager[MessageStream[Resp], None]):
-    """The context manager around a stream: a lease on a connection, and the call on it."""
+    """The context manager around a stream: a lease on a connection, and the call on it, from entering on."""
+
+    _lease: Lease
+    _call: AbstractAsyncContextManager[RawStream, None]
 
     def __init__(
         self,
@@ -78,8 +81,6 @@ class _Call(AbstractAsyncContextManager[MessageStream[Resp], None]):
         self._metadata = metadata
         self._timeout_secs = timeout_secs
         self._request = encode(request)
-        self._lease: Lease | None = None
-        self._call: AbstractAsyncContextManager[RawStream, None] | None = None
 
     async def __aenter__(self) -> MessageStream[Resp]:
         """Find a connection and send the request; return at the response's headers."""
@@ -119,8 +120,6 @@ class _Call(AbstractAsyncContextManager[MessageStream[Resp], None]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the stream and give the connection's place back."""
-        if self._lease is None or self._call is None:
-            return
         try:
             await self._call.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - asyncio-flavoured
         finally:
