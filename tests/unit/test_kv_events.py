@@ -94,7 +94,7 @@ def test_missing_foreign_and_doubled_ranks_are_refused(ranks: tuple[int, ...]) -
 @pytest.mark.rule("R14.4")
 def test_a_source_without_a_rank_is_refused() -> None:
     """Rank zero is not assumed."""
-    with pytest.raises(ProtocolError, match="data_parallel_rank"):
+    with pytest.raises(ProtocolError, match=r"a KV event source has no data_parallel_rank$"):
         check_sources([source(None)], range(1), HOST)
 
 
@@ -117,9 +117,19 @@ def test_a_source_needs_its_endpoints(name: str) -> None:
 
 @pytest.mark.rule("R14.7")
 def test_replay_needs_a_buffer() -> None:
-    """A publisher that keeps nothing cannot be asked again."""
+    """A publisher that keeps nothing cannot be asked again; one that keeps a single batch can."""
+    (checked,) = check_sources([source(0, buffer_steps=1)], range(1), HOST, require_replay=True)
+    assert 1 == checked.buffer_steps
     with pytest.raises(ProtocolError, match="has no buffer_steps"):
         check_sources([source(0, buffer_steps=0)], range(1), HOST, require_replay=True)
+
+
+@pytest.mark.rule("R14.7")
+def test_all_that_a_source_lacks_is_named_at_once() -> None:
+    """One message tells the rank and everything that is missing."""
+    bare = source(3, endpoint="", replay_endpoint="", buffer_steps=0)
+    with pytest.raises(ProtocolError, match=r"rank 3 has no endpoint, replay_endpoint, buffer_steps$"):
+        check_sources([bare], range(3, 4), HOST, require_replay=True)
 
 
 @pytest.mark.rule("R14.7")
@@ -161,6 +171,21 @@ async def test_sources_are_asked_for_once(aio_loop: asyncio.AbstractEventLoop) -
     assert [("GetKvEventSources", wire.GetKvEventSourcesRequest())] == engine.calls
 
 
+@pytest.mark.rule("R14.7")
+async def test_replay_can_be_required_of_an_engine(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Whoever wants to ask again says so, and a source that keeps nothing is refused; others do not care."""
+    bare = wire.GetKvEventSourcesResponse(sources=[source(0, buffer_steps=0)])
+    engine = FakeEngine(answers={"GetKvEventSources": bare})
+    (checked,) = await run_aio(aio_list_sources, engine, range(1), HOST)
+    assert 0 == checked.buffer_steps
+
+    async def aio_list() -> object:
+        return await aio_list_sources(engine, range(1), HOST, require_replay=True)
+
+    with pytest.raises(ProtocolError, match="has no buffer_steps"):
+        await run_aio(aio_list)
+
+
 @pytest.mark.rule("R14.10", "R4.4")
 @pytest.mark.parametrize(
     ("status", "kind"), [(StatusCode.UNAVAILABLE, ErrorKind.CANNOT_CONNECT), (StatusCode.INTERNAL, ErrorKind.UNKNOWN)]
@@ -182,6 +207,10 @@ def number(value: int, size: int = 8) -> bytes:
     return value.to_bytes(size, "big", signed=True)
 
 
+SHAPE = "bytes; expected an empty one, possibly a topic, a sequence number and a payload"
+NUMBER = "expected a number from 0 with a payload, or -1 without one"
+
+
 @pytest.mark.rule("R14.11")
 @pytest.mark.parametrize(
     ("frames", "parsed"),
@@ -201,27 +230,28 @@ def test_replay_frames(frames: list[bytes], parsed: object) -> None:
 
 @pytest.mark.rule("R14.11")
 @pytest.mark.parametrize(
-    "frames",
+    ("frames", "has"),
     [
-        [],
-        [b""],
-        [b"", number(1)],
-        [number(1), b"payload"],
-        [b"x", number(1), b"payload"],
-        [b"x", b"topic", number(1), b"payload"],
-        [b"", b"topic", number(1), b"payload", b"more"],
-        [b"", number(1, 4), b"payload"],
-        [b"", number(1, 9), b"payload"],
-        [b"", number(1), b""],
-        [b"", number(-1), b"payload"],
-        [b"", number(-2), b""],
-        [b"", number(-2), b"payload"],
+        ([], f"frames of [] {SHAPE}"),
+        ([b""], f"frames of [0] {SHAPE}"),
+        ([b"", number(1)], f"frames of [0, 8] {SHAPE}"),
+        ([number(1), b"payload"], f"frames of [8, 7] {SHAPE}"),
+        ([b"x", number(1), b"payload"], f"frames of [1, 8, 7] {SHAPE}"),
+        ([b"x", b"topic", number(1), b"payload"], f"frames of [1, 5, 8, 7] {SHAPE}"),
+        ([b"", b"topic", number(1), b"payload", b"more"], f"frames of [0, 5, 8, 7, 4] {SHAPE}"),
+        ([b"", number(1, 4), b"payload"], "a sequence number of 4 bytes; expected 8"),
+        ([b"", number(1, 9), b"payload"], "a sequence number of 9 bytes; expected 8"),
+        ([b"", number(1), b""], f"sequence number 1 and 0 bytes of payload; {NUMBER}"),
+        ([b"", number(-1), b"payload"], f"sequence number -1 and 7 bytes of payload; {NUMBER}"),
+        ([b"", number(-2), b""], f"sequence number -2 and 0 bytes of payload; {NUMBER}"),
+        ([b"", number(-2), b"payload"], f"sequence number -2 and 7 bytes of payload; {NUMBER}"),
     ],
 )
-def test_other_replay_frames_are_refused(frames: list[bytes]) -> None:
-    """Any other shape is the publisher's fault."""
-    with pytest.raises(ProtocolError, match="KV replay message"):
+def test_other_replay_frames_are_refused(frames: list[bytes], has: str) -> None:
+    """Any other shape is the publisher's fault, and the message says what came and what is expected."""
+    with pytest.raises(ProtocolError) as caught:
         parse_replay_frames(frames)
+    assert f"a KV replay message has {has}" in str(caught.value)
 
 
 def drain(merge: ReplayMerge) -> Iterable[int]:
@@ -252,8 +282,9 @@ def test_old_and_doubled_batches_change_nothing() -> None:
     merge.insert(batches(0, 1))
     assert [0, 1] == list(drain(merge))
     merge.insert(batches(0, 1))
-    merge.insert([EventBatch(2, b"first"), EventBatch(2, b"second")])
+    merge.insert([EventBatch(2, b"first"), EventBatch(2, b"second"), EventBatch(1, b"old"), EventBatch(3, b"third")])
     assert EventBatch(2, b"first") == merge.pop()
+    assert EventBatch(3, b"third") == merge.pop()
     assert None is merge.pop()
 
 
@@ -275,5 +306,7 @@ def test_waiting_batches_are_limited_in_bytes() -> None:
     with pytest.raises(ProtocolError, match=r"at most .* of 10 bytes"):
         merge.insert([EventBatch(2, b"1")])
     assert EventBatch(0, b"12345") == merge.pop()
-    merge.insert([EventBatch(2, b"12345")])
+    merge.insert([EventBatch(2, b"123")])
+    with pytest.raises(ProtocolError, match=r"2 batches of 8 bytes wait for batch 1"):
+        merge.insert([EventBatch(3, b"123")])
     assert [1, 2] == list(drain(merge))

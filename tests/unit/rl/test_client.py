@@ -178,7 +178,10 @@ async def test_resuming_tells_of_an_engine_that_still_sleeps(
     """After a resume the engine is asked whether it sleeps, and the answer mentions it only if it does."""
     engine = FakeEngine(answers=answers(IsSleeping=wire.IsSleepingResponse(sleeping=sleeping)))
     assert answer == await run_aio(RlClient(EVERYTHING, engine).aio_control, "resume_generation", {})
-    assert ["ResumeGeneration", "IsSleeping"] == [name for name, _ in engine.calls]
+    assert [
+        ("ResumeGeneration", wire.ResumeGenerationRequest()),
+        ("IsSleeping", wire.IsSleepingRequest()),
+    ] == engine.calls
 
 
 async def test_resuming_does_not_ask_an_engine_that_cannot_sleep(aio_loop: asyncio.AbstractEventLoop) -> None:
@@ -235,6 +238,15 @@ async def test_a_bad_update_body_reaches_no_engine(
     with pytest.raises(InvalidRequest):
         await run_aio(RlClient(EVERYTHING, engine).aio_update, name, body)
     assert [] == engine.calls
+
+
+async def test_a_body_that_is_no_object_is_refused_by_name(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The message names the control or the update that was asked for."""
+    client = RlClient(EVERYTHING, FakeEngine(answers=answers()))
+    with pytest.raises(InvalidRequest, match="is_paused: the body must be a JSON object, got an array"):
+        await run_aio(client.aio_control, "is_paused", [])
+    with pytest.raises(InvalidRequest, match="start_weight_update: the body must be a JSON object, got an array"):
+        await run_aio(client.aio_update, "start_weight_update", [])
 
 
 @pytest.mark.rule("R12.7", "R4.4")

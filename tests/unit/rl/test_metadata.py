@@ -41,6 +41,7 @@ def metadata(found: DiscoveredModel, world_size: int | None = None, url: str | N
         ({"world_size": 0}, 4, 4),
         ({"world_size": 6, "pipeline_parallel_size": 3}, None, 12),
         ({"world_size": 2**31 - 2, "data_parallel_size": 2}, None, 2**32 - 4),
+        ({"world_size": 2**32 - 1, "tensor_parallel_size": 1, "data_parallel_size": 1}, None, 2**32 - 1),
     ],
 )
 def test_world_size(changes: dict[str, int], configured: int | None, total: int) -> None:
@@ -49,34 +50,52 @@ def test_world_size(changes: dict[str, int], configured: int | None, total: int)
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "said"),
     [
-        ({"tensor_parallel_size": 0}, "tensor-parallel size of zero"),
-        ({"pipeline_parallel_size": 0}, "pipeline-parallel size of zero"),
-        ({"world_size": 3}, "invalid engine world size"),
-        ({"world_size": 2**31, "data_parallel_size": 2}, "invalid engine world size"),
+        ({"tensor_parallel_size": 0}, "vLLM reports a tensor-parallel size of zero"),
+        ({"pipeline_parallel_size": 0}, "vLLM reports a pipeline-parallel size of zero"),
+        (
+            {"world_size": 3},
+            (
+                "vLLM reports an invalid engine world size of 3; expected a multiple of TP * PP = 2 that fits "
+                "uint32 when multiplied by DP = 2"
+            ),
+        ),
+        (
+            {"world_size": 2**31, "data_parallel_size": 2},
+            (
+                "vLLM reports an invalid engine world size of 2147483648; expected a multiple of TP * PP = 2 that fits "
+                "uint32 when multiplied by DP = 2"
+            ),
+        ),
     ],
 )
-def test_impossible_engines_are_refused(changes: dict[str, int], named: str) -> None:
+def test_impossible_engines_are_refused(changes: dict[str, int], said: str) -> None:
     """A size of zero, one that does not divide and one that overflows are the engine's fault, and are named."""
-    with pytest.raises(IncompatibleEngine, match=named) as caught:
+    with pytest.raises(IncompatibleEngine) as caught:
         metadata(model(**changes), 8)
+    assert said == str(caught.value)
     assert ErrorKind.UNKNOWN == caught.value.kind
 
 
 def test_an_engine_without_parallelism_is_refused() -> None:
     """The transfer group cannot be known without it."""
-    with pytest.raises(IncompatibleEngine, match="parallelism"):
+    with pytest.raises(IncompatibleEngine, match=r"^RL needs the engine's parallelism, which it does not report$"):
         metadata(described(None), 8)
 
 
 @pytest.mark.parametrize(
-    ("configured", "named"), [(None, "--vllm-rl-world-size"), (7, r"must be divisible by TP \* PP \* DP")]
+    ("configured", "said"),
+    [
+        (None, "--vllm-rl-world-size: is required, because the engine does not report its world size"),
+        (7, "--vllm-rl-world-size: 7 must be divisible by TP * PP * DP = 4"),
+    ],
 )
-def test_a_wrong_configured_size_is_refused(configured: int | None, named: str) -> None:
+def test_a_wrong_configured_size_is_refused(configured: int | None, said: str) -> None:
     """Where the engine reports no size, the flag is required and must divide."""
-    with pytest.raises(InvalidConfig, match=named) as caught:
+    with pytest.raises(InvalidConfig) as caught:
         metadata(model(world_size=0), configured)
+    assert said == str(caught.value)
     assert ErrorKind.INVALID_ARGUMENT == caught.value.kind
 
 
