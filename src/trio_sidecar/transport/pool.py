@@ -47,19 +47,26 @@ log = structlog.get_logger("trio_sidecar.transport.pool")
 
 @attrs.define(eq=False)
 class _Slot:
-    """A place for one connection."""
+    """A place for one connection.
+
+    Attributes:
+        number: From 1.
+        connection: The one that takes streams; None while there is none.
+        open_streams: Leases on it.
+        hopeful: Whether it is there, or the first try to replace it is under way.
+        lost: Set when it has to be replaced.
+    """
 
     number: int
     connection: Connection | None = None
     open_streams: int = 0
-    replacing: bool = False
+    hopeful: bool = False
     lost: trio.Event = attrs.field(factory=trio.Event)
 
     def load(self) -> SlotLoad:
-        connection = self.connection
-        if connection is None or connection.state is not ConnectionState.READY:
-            return SlotLoad(self.open_streams, 0)
-        return SlotLoad(self.open_streams, stream_cap(connection.stream_limit))
+        # One that drains or is closed has left the slot before anybody looks.
+        cap = 0 if self.connection is None else stream_cap(self.connection.stream_limit)
+        return SlotLoad(self.open_streams, cap)
 
 
 @attrs.define(eq=False)
@@ -125,18 +132,17 @@ class Pool:
 
     def statistics(self) -> PoolStatistics:
         """A snapshot."""
-        loads = [slot.load() for slot in self.slots]
-        ready = [load for load, slot in zip(loads, self.slots, strict=True) if _is_ready(slot)]
+        ready = [slot for slot in self.slots if slot.connection is not None]
         return PoolStatistics(
             connections=len(self.slots),
-            active=sum(load.open_streams > 0 for load in ready),
-            idle=sum(load.open_streams == 0 for load in ready),
+            active=sum(slot.open_streams > 0 for slot in ready),
+            idle=sum(slot.open_streams == 0 for slot in ready),
             draining=sum(connection.state is ConnectionState.DRAINING for connection in self._connections),
             open_streams=sum(connection.open_streams for connection in self._connections),
             queued=len(self._waiting),
             reconnects=self._reconnects,
             failed_reconnects=self._failed_reconnects,
-            stream_caps=tuple(load.cap for load in loads),
+            stream_caps=tuple(slot.load().cap for slot in self.slots),
         )
 
     # -- Calls (asyncio-flavoured)
@@ -187,7 +193,7 @@ class Pool:
         if self._closing:
             reason = f"the connection pool to {self.peer} at {self._endpoint} is closed"
             return ConnectError(reason)
-        if any(slot.replacing or _is_ready(slot) for slot in self.slots):
+        if any(slot.hopeful for slot in self.slots):
             return None
         cause = f": {self._cause}" if self._cause else ""
         reason = f"no connection to {self.peer} at {self._endpoint}{cause}"
@@ -219,7 +225,6 @@ class Pool:
     def _vacate(self, slot: _Slot, connection: Connection) -> None:
         slot.connection = None
         slot.open_streams = 0
-        slot.replacing = not self._closing
         slot.lost.set()
         if connection.too_many_pings:
             self._keepalive.slow_down()
@@ -251,8 +256,7 @@ class Pool:
             reason = f"no HTTP/2 connection within {timeout:g} s"
             raise ConnectError(reason)
         slot.lost = trio.Event()
-        slot.replacing = False
-        slot.open_streams = 0
+        slot.hopeful = True
         slot.connection = connection
         self.note_peer_is_back()
         if connection.state is not ConnectionState.READY:  # lost on its way here
@@ -296,7 +300,7 @@ class Pool:
             except (OSError, SidecarError) as error:
                 self._failed_reconnects += 1
                 self._cause = cause_chain(error)
-                slot.replacing = False
+                slot.hopeful = False
                 self._assign()
                 if (suppressed := failures.admit(self._cause, trio.current_time())) is not None:
                     log.warning(
@@ -327,10 +331,6 @@ class Pool:
         with trio.move_on_after(_CLOSE_SECS, shield=True):
             for connection in self._connections:
                 await connection.closed.wait()
-
-
-def _is_ready(slot: _Slot) -> bool:
-    return slot.connection is not None and slot.connection.state is ConnectionState.READY
 
 
 @asynccontextmanager
