@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from trio_sidecar.errors import SidecarError
-from trio_sidecar.up.http import HttpAddress, HttpFailed, open_exchange
+from trio_sidecar.http import HttpAddress, HttpFailed, open_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,9 +23,9 @@ from trio_sidecar.bridge import open_signals
 from trio_sidecar.config import UpSettings, WorkerKind
 from trio_sidecar.endpoint import cannot_listen
 from trio_sidecar.errors import ConnectionTimeoutError, OutputClosed, SidecarError
+from trio_sidecar.http import HttpAddress
 from trio_sidecar.up.chat import Answer, ask, wait_for_answer, wait_for_model
 from trio_sidecar.up.child import Part
-from trio_sidecar.up.http import HttpAddress
 from trio_sidecar.up.report import Report
 from trio_sidecar.up.supervisor import Supervisor, open_supervisor
 

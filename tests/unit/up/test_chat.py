@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from trio_sidecar.http import HttpAddress
 from trio_sidecar.up import chat
 from trio_sidecar.up.chat import Answer, AskFailed, ask, wait_for_answer, wait_for_model
-from trio_sidecar.up.http import HttpAddress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -17,9 +17,9 @@ import trio
 from support.stand_ins import ENGINE, IGNORES_SIGTERM, SLEEP, commands
 from trio_sidecar.config import UpSettings, WorkerKind
 from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig, OutputClosed
+from trio_sidecar.http import HttpAddress
 from trio_sidecar.up.chat import AskFailed
 from trio_sidecar.up.child import PartFailed
-from trio_sidecar.up.http import HttpAddress
 from trio_sidecar.up.run import Commands, child_environment, curl_line, frontend_environment, own_commands, run_up
 
 

@@ -9,8 +9,8 @@ import attrs
 import pytest
 import trio
 
-from trio_sidecar.up import http
-from trio_sidecar.up.http import HttpAddress, HttpFailed, open_exchange
+from trio_sidecar import http
+from trio_sidecar.http import HttpAddress, HttpFailed, open_exchange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,6 +1,6 @@
-"""The little HTTP that is needed to ask a front end on this machine: h11 over a Trio stream.
+"""The little HTTP that is needed to ask a front end or a metrics port: h11 over a Trio stream.
 
-A full client would bring proxies, redirects and pools, none of which may play a part between two processes on one host.
+A full client would bring proxies, redirects and pools, none of which may play a part here.
 """
 
 from __future__ import annotations
