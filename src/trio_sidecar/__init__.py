@@ -15,7 +15,7 @@ Layers, top to bottom; a module imports only from strictly lower ones, and a tes
     convert, tls
     config
     wire
-    endpoint, deadline, http
+    endpoint, deadline, http, tracing
     errors
 
 Two faces (``worker`` beside Dynamo, ``server`` for vLLM's gRPC API), any engine (``engines``), one contract between

@@ -24,12 +24,14 @@ from trio_sidecar.deadline import Deadline
 from trio_sidecar.discovery import DiscoveredModel, discover
 from trio_sidecar.errors import IncompatibleEngine, RpcError, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
+from trio_sidecar.tracing import NO_TRACES, Activity
 from trio_sidecar.wire import HealthCheckResponseServingStatus
 
 if TYPE_CHECKING:
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
     from trio_sidecar.requests.sessions import Sessions
+    from trio_sidecar.tracing import Tracer
 
 __all__ = ["Availability", "Recovery", "RecoverySettings"]
 
@@ -83,6 +85,7 @@ class Recovery:
         sessions: The requests.
         availability: How others find the worker.
         stop: Once a stop is requested, nothing is given back.
+        tracer: Makes a span of each time that the engine is away.
         recoveries: How often the engine has come back.
         away: Whether it is away now.
     """
@@ -93,6 +96,7 @@ class Recovery:
     availability: Availability
     stop: StopRequest
     settings: RecoverySettings = attrs.field(factory=RecoverySettings)
+    tracer: Tracer = NO_TRACES
     recoveries: int = attrs.field(default=0, init=False)
     away: bool = attrs.field(default=False, init=False)
     _instance: str = attrs.field(default="", init=False)
@@ -111,18 +115,27 @@ class Recovery:
         """
         while True:
             reason = await self._until_away()
-            self.away = True
-            self.sessions.suspend(f"the engine is away ({reason})")
-            log.warning("engine_away", reason=reason, open_requests=self.sessions.statistics().open)
-            await run_aio(self.availability.aio_withdraw_for_recovery)
-            await self._until_back()
-            if self.stop.requested:
+            with Activity(self.tracer, "recovery") as activity:
+                recovered = await self._recover(reason)
+                activity.results["recovered"] = recovered
+            if not recovered:
                 return  # whoever ends the worker has withdrawn it
-            await run_aio(self.availability.aio_return_from_recovery)
-            self.sessions.resume()
-            self.away = False
-            self.recoveries += 1
-            log.info("engine_back", instance_id=self._instance, recoveries=self.recoveries)
+
+    async def _recover(self, reason: str) -> bool:
+        """Out of service, and back with the engine; False if a stop came before."""
+        self.away = True
+        self.sessions.suspend(f"the engine is away ({reason})")
+        log.warning("engine_away", reason=reason, open_requests=self.sessions.statistics().open)
+        await run_aio(self.availability.aio_withdraw_for_recovery)
+        await self._until_back()
+        if self.stop.requested:
+            return False
+        await run_aio(self.availability.aio_return_from_recovery)
+        self.sessions.resume()
+        self.away = False
+        self.recoveries += 1
+        log.info("engine_back", instance_id=self._instance, recoveries=self.recoveries)
+        return True
 
     async def _until_away(self) -> str:
         """Watch a healthy engine; why it no longer is one."""

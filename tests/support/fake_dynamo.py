@@ -41,12 +41,14 @@ class Context:
     """What comes beside a request.
 
     Attributes:
+        headers: Trace context and other headers.
         first_tokens: How often the worker announced a first token.
         futures: Those that wait for a cancel.
     """
 
     name: str = "request-1"
     stopped: bool = False
+    headers: dict[str, str] = attrs.field(factory=dict)
     first_tokens: int = 0
     futures: list[asyncio.Future[bool]] = attrs.field(factory=list)
 
@@ -57,6 +59,10 @@ class Context:
     def is_stopped(self) -> bool:
         """Whether it was cancelled."""
         return self.stopped
+
+    def trace_headers(self) -> dict[str, str]:
+        """Its headers."""
+        return self.headers
 
     def stop(self) -> None:
         """The client cancels it."""

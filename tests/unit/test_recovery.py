@@ -11,6 +11,7 @@ import trio
 
 from support.conversion import convert
 from support.samples import minimal_request
+from support.traces import RecordedTraces
 from trio_sidecar import wire
 from trio_sidecar.bridge import aio_checkpoint
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
@@ -104,7 +105,13 @@ class World:
     book: Book
     recovery: Recovery
     stop: StopRequest
+    traces: RecordedTraces
     failure: Exception | None = None
+
+    def spans(self) -> list[tuple[str, object]]:
+        """Each span's failure, and whether it says that the engine came back."""
+        assert ["recovery"] * len(self.traces.seen) == self.traces.names()
+        return [(span.failure or "", span.attributes.get("trio_sidecar.recovered")) for span in self.traces.seen]
 
     def refused(self) -> str:
         """The reason why a request is refused; empty if it is taken."""
@@ -121,11 +128,19 @@ async def world() -> AsyncIterator[World]:
     engine = Moody(script=Script(stream=[Send(finish(1, total=1))]))
     engine.serve()
     sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
-    book, stop = Book(), StopRequest()
+    book, stop, traces = Book(), StopRequest(), RecordedTraces()
     model = DiscoveredModel.from_messages(model_info(), server_info())
-    recovery = Recovery(engine=engine, model=model, sessions=sessions, availability=book, stop=stop, settings=SETTINGS)
+    recovery = Recovery(
+        engine=engine,
+        model=model,
+        sessions=sessions,
+        availability=book,
+        stop=stop,
+        settings=SETTINGS,
+        tracer=traces.tracer,
+    )
     recovery.follow(model)
-    found = World(engine, sessions, book, recovery, stop)
+    found = World(engine, sessions, book, recovery, stop, traces)
 
     def converted(request: Mapping[str, object], _: str) -> Any:
         return convert(dict(request))
@@ -171,6 +186,7 @@ async def test_away_and_back(aio_loop: object, autojump_clock: object) -> None:
         w.engine.serve()
         await trio.sleep(2)
         assert 2 == w.recovery.recoveries
+        assert [("", True)] * 2 == w.spans()
 
 
 @pytest.mark.rule("R15.1")
@@ -245,6 +261,7 @@ async def test_an_engine_that_stays_away(aio_loop: object, autojump_clock: objec
         await trio.sleep(2.25 + 60 + 1)
         assert isinstance(w.failure, ConnectError)
         assert "did not become SERVING within 60s" in str(w.failure)
+        assert [("ConnectError", None)] == w.spans()
 
 
 @pytest.mark.rule("R15.15")
@@ -267,3 +284,4 @@ async def test_nothing_is_given_back_once_the_worker_stops(aio_loop: object, aut
         w.engine.serve()
         await trio.sleep(10)
         assert ["withdrawn"] == [name for name, _ in w.book.events]
+        assert [("", False)] == w.spans()

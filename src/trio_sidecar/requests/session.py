@@ -25,6 +25,7 @@ import trio
 from trio_sidecar.bridge import run_aio_limited
 from trio_sidecar.errors import ConnectionTimeoutError, EngineShutdown, ProtocolError, RpcError, SidecarError
 from trio_sidecar.requests.limits import SilenceLimits, SilenceWatch
+from trio_sidecar.tracing import UNTRACED, Phase, with_trace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from trio_sidecar.convert.response import Chunk
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.requests.buffer import BufferStatistics, OutputBuffer
+    from trio_sidecar.tracing import RequestTrace
     from trio_sidecar.wire import GenerateRequest, GenerateResponse
 
 __all__ = ["CancelAtOnce", "CancelPolicy", "Converted", "EndReason", "Responder", "Session"]
@@ -145,11 +147,13 @@ class Session:
         "_buffer",
         "_cancel_wanted",
         "_converted",
+        "_failure",
         "_held_back",
         "_policy",
         "_responder",
         "_scope",
         "_started_at",
+        "_trace",
         "_watch",
         "reason",
         "request_id",
@@ -164,6 +168,7 @@ class Session:
         policy: CancelPolicy,
         *,
         silence: SilenceLimits | None = None,
+        trace: RequestTrace = UNTRACED,
     ) -> None:
         self.request_id = request_id
         self.reason: EndReason | None = None
@@ -173,6 +178,8 @@ class Session:
         self._policy = policy
         self._cancel_wanted = False
         self._held_back = False
+        self._failure = ""
+        self._trace = trace
         self._scope = trio.CancelScope()
         self._started_at = trio.current_time()
         self._watch = SilenceWatch(silence or SilenceLimits(), self._expired)
@@ -265,6 +272,16 @@ class Session:
             reason=(self.reason or EndReason.FINISHED).value,
         )
 
+    def end_trace(self) -> None:
+        """Say how it ended in its trace."""
+        failed = self.reason in (EndReason.ERROR, EndReason.SHUTDOWN, EndReason.TIMEOUT)
+        self._trace.end(
+            (self.reason or EndReason.FINISHED).value,
+            failure=self._failure if failed else "",
+            prompt_tokens=self._converted.response.prompt_tokens,
+            output_tokens=self._buffer.delivered_tokens,
+        )
+
     # -- The pump ---------------------------------------------------------------------------------------------------
 
     async def _aio_pump(self, engine: Engine) -> None:
@@ -278,14 +295,20 @@ class Session:
                 self._fail(self._explain(error), EndReason.ERROR)
         finally:
             self._watch.end()
+            self._trace.released()
         # The request stays open, for the drain too, until its consumer has seen the end; the engine's stream is closed.
         await self._buffer.aio_wait_exhausted()
 
     async def _aio_read(self, engine: Engine) -> None:
         """Move answers from the engine to the buffer until the terminal; later messages are not read (R10.18)."""
         buffer, responder, policy, watch = self._buffer, self._responder, self._policy, self._watch
+        trace = self._trace
+        waiting = True
         watch.begin()
-        async with engine.aio_generate(self._converted.wire, self._converted.metadata) as stream:
+        trace.enter(Phase.STREAM_WAIT)
+        metadata = with_trace(self._converted.metadata, trace.headers)
+        async with engine.aio_generate(self._converted.wire, metadata) as stream:
+            trace.enter(Phase.FIRST_TOKEN)
             while True:
                 watch.asking()
                 responses = await stream.aio_receive()
@@ -296,6 +319,9 @@ class Session:
                 for response in responses:
                     chunk = responder.convert(response)
                     policy.observe(response)
+                    if waiting and chunk is not None:
+                        waiting = False
+                        trace.enter(Phase.STREAM)
                     if self._cancel_wanted and policy.ready():
                         self._cancel_now()
                         return
@@ -340,6 +366,7 @@ class Session:
             log.debug("request_failed_after_end", request_id=self.request_id, exc_info=error)
             return
         self.reason = reason
+        self._failure = error.status.name
         self._buffer.fail(error)
 
     def _explain(self, error: Exception) -> SidecarError:

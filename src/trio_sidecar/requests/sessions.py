@@ -9,10 +9,11 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.errors import EngineShutdown, Overloaded
+from trio_sidecar.errors import EngineShutdown, Overloaded, SidecarError, StatusCode
 from trio_sidecar.requests.buffer import BufferLimit, OutputBuffer
 from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.session import CancelAtOnce, Session
+from trio_sidecar.tracing import NO_TRACES, Activity, trace_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trio_sidecar.deadline import Deadline
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.requests.session import CancelPolicy, Converted, Responder
+    from trio_sidecar.tracing import RequestTrace, Tracer
 
 __all__ = ["Sessions", "SessionsStatistics"]
 
@@ -65,9 +67,10 @@ class Sessions:
         merge: Joins adjacent chunks, oldest first.
         coalesce: Whether to merge; otherwise there is one chunk per answer of the engine.
         limit: Bound of each request's buffer.
-        role: The disaggregation mode, for logs.
+        role: The disaggregation mode, for logs and traces.
         silence: How long the engine may be silent towards a request.
         max_open: Requests beyond this are refused; 0 is no limit.
+        tracer: Makes the spans of requests and of the drain.
     """
 
     responder: Callable[[Any], Responder]
@@ -77,6 +80,7 @@ class Sessions:
     role: str = "aggregated"
     silence: SilenceLimits = attrs.field(factory=SilenceLimits)
     max_open: int = 0
+    tracer: Tracer = NO_TRACES
     _ring: _Ring | None = attrs.field(default=None, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _suspended: str = attrs.field(default="", init=False)
@@ -118,6 +122,7 @@ class Sessions:
         request_id: str,
         *,
         policy: CancelPolicy = CancelAtOnce(),  # noqa: B008
+        headers: Mapping[str, object] | None = None,
     ) -> Session:
         """Accept a request (synchronous, from either flavour).
 
@@ -127,12 +132,24 @@ class Sessions:
             request: What Dynamo handed over.
             request_id: The caller's id.
             policy: When a cancel may act.
+            headers: Those that came with it; a trace context in them goes on to the engine.
 
         Raises:
             EngineShutdown: :meth:`serving` was not entered yet, or the sessions are suspended.
             InvalidRequest: The request cannot be expressed in the contract; raised before any cancel counts (R10.1).
             Overloaded: As many requests as are allowed are open.
         """
+        trace = trace_request(self.tracer, headers, self.role)
+        try:
+            return self._open_traced(request, request_id, policy, trace)
+        except Exception as error:
+            status = error.status if isinstance(error, SidecarError) else StatusCode.INTERNAL
+            trace.end("refused", failure=status.name)
+            raise
+
+    def _open_traced(
+        self, request: Mapping[str, object], request_id: str, policy: CancelPolicy, trace: RequestTrace
+    ) -> Session:
         ring = self._ring
         if ring is None:
             reason = "the worker has not started"
@@ -146,10 +163,11 @@ class Sessions:
         converted = ring.convert(request, request_id)
         buffer = OutputBuffer(self.limit, merge=self.merge if self.coalesce else None)
         session = Session(
-            request_id, converted, self.responder(converted.response), buffer, policy, silence=self.silence
+            request_id, converted, self.responder(converted.response), buffer, policy, silence=self.silence, trace=trace
         )
         if self._closed:
             session.stop()
+            session.end_trace()
             return session
         self._open.add(session)
         self._peak = max(self._peak, len(self._open))
@@ -162,6 +180,7 @@ class Sessions:
         finally:
             self._open.discard(session)
             session.log_end(self.role)
+            session.end_trace()
             reason = session.reason.value if session.reason is not None else "finished"
             self._ended[reason] = self._ended.get(reason, 0) + 1
             if self._idle is not None and not self._open:
@@ -188,11 +207,13 @@ class Sessions:
         Returns:
             How many were ended.
         """
-        with deadline.scope():
-            while self._open:
-                self._idle = trio.Event()
-                await self._idle.wait()
-        late = tuple(self._open)
+        with Activity(self.tracer, "drain", requests=len(self._open)) as activity:
+            with deadline.scope():
+                while self._open:
+                    self._idle = trio.Event()
+                    await self._idle.wait()
+            late = tuple(self._open)
+            activity.results["cut"] = len(late)
         for session in late:
             session.shut_down("the worker is draining and the request outlived its budget")
         if late:

@@ -26,6 +26,10 @@ class RequestContext(Protocol):
         """Whether the request was cancelled."""
         ...
 
+    def trace_headers(self) -> Mapping[str, str] | None:
+        """The request's trace context, as headers, and other headers beside it."""
+        ...
+
     def async_killed_or_stopped(self) -> Any:
         """An asyncio future that is done when the request has been cancelled."""
         ...

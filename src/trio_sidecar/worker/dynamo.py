@@ -28,6 +28,7 @@ from trio_sidecar.lifecycle import open_stop_signals, settle_collector
 from trio_sidecar.recovery import Recovery, RecoverySettings
 from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.sessions import Sessions
+from trio_sidecar.tracing import NO_TRACES
 from trio_sidecar.worker.binding import load_binding
 from trio_sidecar.worker.engine_object import EngineObject
 from trio_sidecar.worker.errors import RuntimeFailed
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
     from trio_sidecar.requests.session import Converted
+    from trio_sidecar.tracing import Tracer
     from trio_sidecar.worker.binding import Binding
 
 __all__ = ["OpenEngine", "run_worker"]
@@ -82,6 +84,7 @@ async def run_worker(
     open_engine: OpenEngine | None = None,
     *,
     binding: Binding | None = None,
+    tracer: Tracer = NO_TRACES,
     process_ends_after: bool = False,
 ) -> int:
     """Register with Dynamo and serve until SIGTERM or SIGINT (Trio-flavoured, in the main thread).
@@ -90,6 +93,7 @@ async def run_worker(
         settings: What to serve as, and where the engine is.
         open_engine: Opens the engine; by default the remote one of the settings.
         binding: Dynamo; by default the installed one.
+        tracer: Makes the spans; without one, the trace contexts of requests go on to the engine all the same.
         process_ends_after: The process is the worker's own and ends next: let no late signal spoil its exit code, and
             set its garbage collector for a token stream.
 
@@ -122,7 +126,7 @@ async def run_worker(
                     with stop.cancelling():
                         await wait_for_etcd(os.environ)
             if model is not None and not stop.requested:
-                await _serve(settings, open_engine, binding, stop, model)
+                await _serve(settings, open_engine, binding, stop, model, tracer=tracer)
         except InvalidConfig as error:
             wrong = error  # the command line's to tell: one plain line and another exit code
         except SidecarError as error:
@@ -189,8 +193,26 @@ async def _discover(settings: WorkerSettings, engine: Engine, services: Sequence
         await trio.sleep(deadline.sooner_of(transport.grpc_retry_interval_secs))
 
 
+def _sessions(settings: WorkerSettings, tracer: Tracer) -> Sessions:
+    return Sessions(
+        responder=ResponseConverter,
+        merge=merge_chunks,
+        coalesce=settings.coalesce,
+        role=settings.disaggregation_mode.value,
+        silence=SilenceLimits(first_response_secs=settings.first_response_secs, idle_secs=settings.idle_secs),
+        max_open=settings.max_inflight_requests,
+        tracer=tracer,
+    )
+
+
 async def _serve(
-    settings: WorkerSettings, open_engine: OpenEngine, binding: Binding, stop: StopRequest, looked_at: DiscoveredModel
+    settings: WorkerSettings,
+    open_engine: OpenEngine,
+    binding: Binding,
+    stop: StopRequest,
+    looked_at: DiscoveredModel,
+    *,
+    tracer: Tracer,
 ) -> None:
     """Let Dynamo drive until it ends.
 
@@ -199,14 +221,7 @@ async def _serve(
     """
     config = worker_config(binding, settings, looked_at)
     mode = settings.disaggregation_mode
-    sessions = Sessions(
-        responder=ResponseConverter,
-        merge=merge_chunks,
-        coalesce=settings.coalesce,
-        role=mode.value,
-        silence=SilenceLimits(first_response_secs=settings.first_response_secs, idle_secs=settings.idle_secs),
-        max_open=settings.max_inflight_requests,
-    )
+    sessions = _sessions(settings, tracer)
     management = Management(binding, settings, looked_at)
 
     async def start_up(engine: Engine) -> Started:
@@ -224,6 +239,7 @@ async def _serve(
             sessions=sessions,
             availability=management,
             stop=stop,
+            tracer=tracer,
             settings=RecoverySettings(
                 retry_secs=settings.transport.grpc_retry_interval_secs,
                 startup_secs=settings.transport.grpc_startup_deadline_secs,

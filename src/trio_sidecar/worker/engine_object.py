@@ -110,7 +110,8 @@ class EngineObject:
         request_id = context.id()
         try:
             policy = cancel_policy(self._mode, context.notify_first_token)
-            session = self._sessions.open(request, request_id, policy=policy)
+            headers = context.trace_headers()
+            session = self._sessions.open(request, request_id, policy=policy, headers=headers)
         except Exception as error:
             raise to_dynamo(self._binding, error, request_id=request_id) from error
         entry = (context, session)

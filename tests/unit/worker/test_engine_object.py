@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from support.fake_dynamo import ERRORS, Context, FakeDynamo, FakeDynamoError
+from support.traces import PARENT
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.request import ModelFacts, convert_request
@@ -103,6 +104,17 @@ async def collect(
 
     error = await run_aio(aio_main)
     return chunks, error
+
+
+async def test_the_trace_context_goes_on(aio_loop: object) -> None:
+    """Dynamo's goes on to the engine, without OpenTelemetry; its other headers do not, nor does a malformed one."""
+    engine = FakeEngine(Script(stream=[Send(finish(8, total=1))]))
+    async with serving(engine) as worker:
+        for parent in (PARENT, "garbage"):
+            context = Context(headers={"traceparent": parent, "tracestate": "a=b", "request-id": "1"})
+            _, error = await collect(worker, REQUEST, context)
+            assert error is None
+    assert [{"traceparent": PARENT, "tracestate": "a=b"}, {}] == [request.metadata for request in engine.requests]
 
 
 async def test_chunks_then_end(aio_loop: object) -> None:
