@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from trio_sidecar.wire import GenerateRequest, GenerateResponse
 
 
+def shown(value: object) -> str:
+    """A parameter as part of a test's id, short and without backslashes.
+
+    pytest escapes them once more whenever it collects again in one process, as it does for mutation tests, and would
+    not know the id again.
+    """
+    return ascii(value).replace("\\", "/")[:60]
+
+
 def convert(request: dict[str, Any], model: ModelFacts | None = None) -> ConvertedRequest:
     """Convert for the fixtures' model unless another is given."""
     return convert_request(request, request_id="request-0", model=model or model_facts())

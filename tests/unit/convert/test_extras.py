@@ -95,7 +95,13 @@ def test_consumed_nvext_leaves_no_trace(nvext: dict[str, Any]) -> None:
         ({"cache_salt": 1}, "extra_args.nvext.cache_salt must be a non-empty string, got 1"),
         ({"token_in": False}, "token_in must be true, got false"),
         ({"token_in": 1}, "token_in must be true, got 1"),
-        ({"extra_fields": ["engine_data"]}, "extra_args.nvext.extra_fields: the text 'engine_data' is not supported"),
+        (
+            {"extra_fields": ["engine_data"]},
+            (
+                "extra_args.nvext.extra_fields: the text 'engine_data' is not supported by vLLM gRPC; allowed are "
+                "timing, worker_id"
+            ),
+        ),
         ({"extra_fields": [1]}, "extra_args.nvext.extra_fields: 1 is not supported"),
         ({"agent_hints": {}}, "extra_args.nvext.agent_hints is not supported"),
     ],

@@ -28,7 +28,7 @@ OTHER_IDENTITY = "grpc-mm:4e46fb83213f0fa059280d06aca9af888745bf5d7f7794d91996eb
 SHORTEST_IDENTITY = "grpc-mm:835d2213e413e78e540c88905d36dfa708aa0eb02e9d546026a832c6f5ac5825"
 MARKER = "0a6e5e38d1e6fe68" + "0" * 48
 OTHER_MARKER = "404bf7c5701f34da" + "0" * 48
-TOO_LARGE = "exceeds the limit of 16777216 decoded bytes"
+TOO_LARGE = "features.kwargs_data exceeds the limit of 16777216 decoded bytes"
 
 
 def sent(prepared: Any = None, **request: Any) -> list[PreprocessedMediaFeatures]:
@@ -247,7 +247,10 @@ def test_modalities_go_out_in_the_order_of_their_names() -> None:
         (features(mm_placeholders={"video": []}), "modalities must match"),
         (features(kwargs_data={}), "modalities must match"),
         (one("depth"), "'depth' is an unsupported preprocessed modality; allowed are audio, image, video"),
-        (features(mm_hashes={"image": ["h", "i"]}), "modality image has mismatched item counts [2, 1, 1]"),
+        (
+            features(mm_hashes={"image": ["h", "i"]}),
+            "modality image has mismatched item counts [2, 1, 1] (mm_hashes, mm_placeholders, kwargs_data)",
+        ),
         (features(kwargs_data={"image": []}), "mismatched item counts [1, 1, 0]"),
         (features(mm_hashes={"image": [""]}), "mm_hashes.image[0] is an empty hash"),
         (features(mm_hashes={"image": [1]}), "mm_hashes.image[0] must be a string, got 1"),
@@ -261,6 +264,7 @@ def test_modalities_go_out_in_the_order_of_their_names() -> None:
         (one(length=-1), "length must be an integer from 0"),
         (one(offset=2**64), "offset must be an integer from 0"),
         (one(offset=2**64 - 1, length=1), "would overflow"),
+        (one(offset=2**64 - 2, length=1), "exceeds the prompt"),
         (one(offset=2, length=2), "exceeds the prompt: offset 2, length 2, but 3 tokens"),
         (one(is_embed=[True]), "mm_placeholders.image[0].is_embed must be empty or have 2 entries, got 1"),
         (one(is_embed=[1, 0]), "is_embed must be an array of booleans"),
@@ -318,6 +322,13 @@ def test_the_limit_holds_for_all_items_together() -> None:
 def test_a_text_that_cannot_fit_is_not_decoded(chars: int, named: str) -> None:
     """A text whose content must exceed the limit is refused by its length, whatever it holds."""
     assert named in refused(features_request(images("!" * chars)))
+
+
+@pytest.mark.rule("R7.58")
+@pytest.mark.parametrize(("chars", "named"), [(22369624, "must be base64"), (22369625, TOO_LARGE)])
+def test_what_came_before_counts_for_a_text_that_cannot_fit(chars: int, named: str) -> None:
+    """The same limit less the one byte of the item before it."""
+    assert named in refused(features_request(images("gA==", "!" * chars)))
 
 
 def test_conversion_leaves_the_request_alone() -> None:

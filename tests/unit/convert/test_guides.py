@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.conversion import refused, wire
+from support.conversion import refused, shown, wire
 from support.samples import minimal_request
 from trio_sidecar.wire import DecodingParameters, DecodingParametersStringChoices
 
@@ -31,7 +31,7 @@ def guided(**guide: Any) -> dict[str, Any]:
         ({"structural_tag": "<answer>"}, {"structural_tag": "<answer>"}),
         ({"structural_tag": {"tag": "answer"}}, {"structural_tag": '{"tag":"answer"}'}),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=shown,
 )
 def test_each_guide_sets_its_own_field(guide: dict[str, Any], expected: dict[str, Any]) -> None:
     """A guide arrives in its own arm, JSON compact with the keys in the order given; the other guides may be None."""
@@ -61,7 +61,7 @@ def test_no_guide_is_no_structured_output(guide: object) -> None:
         ({"json": "\ud800"}, "guided_decoding.json must be valid Unicode"),
         ({"structural_tag": "\ud800"}, "guided_decoding.structural_tag must be valid Unicode"),
     ],
-    ids=lambda value: ascii(value)[:40],
+    ids=shown,
 )
 def test_refused_guides(guide: dict[str, Any], named: str) -> None:
     """Settings that the wire has no place for, two guides at once and malformed guides are refused by name."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.conversion import convert, dig, refused, wire
 from support.samples import HANDOFF, decode_request, minimal_request, model_facts, multimodal_facts, rich_request
 from trio_sidecar.config import DisaggregationMode
+from trio_sidecar.convert.fields import describe
 from trio_sidecar.convert.handoff import PROMPT_IDS_KEY
 from trio_sidecar.convert.struct import json_from_struct
 from trio_sidecar.wire.codec import decode, encode
@@ -71,7 +72,7 @@ def test_prefill_orders_a_remote_decode(extra_args: object, sent: object) -> Non
 def test_a_callers_payload_must_be_an_object(payload: object, model: Any) -> None:
     """A payload of another kind is refused by name, null included."""
     message = refused(minimal_request(extra_args={"kv_transfer_params": payload}), model)
-    assert "kv_transfer_params must be a JSON object" in message
+    assert f"kv_transfer_params must be a JSON object, got {describe(payload)}" in message
 
 
 @pytest.mark.rule("R7.33")

@@ -72,7 +72,9 @@ def test_logprob_counts(key: str) -> None:
     field = "response.output_candidates" if key == "logprobs" else "response.prompt_candidates"
     assert CandidateTokens(all=True) == dig(wire(enveloped({key: -1})), field)
     assert CandidateTokens(top_n=0) == dig(wire(enveloped({key: 0})), field)
-    assert f"sampling_params.{key} exceeds u32" in refused(enveloped({key: MAX_UINT32 + 1}))
+    assert CandidateTokens(all=True) == dig(wire(enveloped({key: MAX_UINT32})), field)  # what all is in typed fields
+    said = f"sampling_params.{key} exceeds u32: at most 4294967295, got 4294967296"
+    assert said in refused(enveloped({key: MAX_UINT32 + 1}))
     for wrong in (-2, 1.5, "2", True):
         assert f"sampling_params.{key} must be -1 for all" in refused(enveloped({key: wrong}))
 
@@ -85,7 +87,13 @@ def test_logprob_counts(key: str) -> None:
         (None, "extra_args.vllm_tito must be a JSON object, got null"),
         ({}, "extra_args.vllm_tito.sampling_params is required"),
         ({"sampling_params": []}, "extra_args.vllm_tito.sampling_params must be a JSON object, got an array"),
-        ({"sampling_params": {}, "unknown": 1}, "extra_args.vllm_tito.unknown is not supported"),
+        (
+            {"sampling_params": {}, "unknown": 1},
+            (
+                "extra_args.vllm_tito.unknown is not supported; allowed are cache_salt, features, kv_transfer_params, "
+                "model, priority, request_id, sampling_params, stream, stream_options"
+            ),
+        ),
         ({"sampling_params": {}, "token_offsets": []}, "extra_args.vllm_tito.token_offsets must be null, got an array"),
         ({"sampling_params": {}, "return_token_ids": True}, "vllm_tito.return_token_ids must be null, got true"),
         ({"sampling_params": {"temperature": "hot"}}, "sampling_params.temperature must be a number"),
@@ -153,6 +161,16 @@ def test_the_canonical_handoff_wins() -> None:
 def test_prefix_cache_bypass(extra: dict[str, Any], bypass: bool) -> None:
     """The envelope asks last, after both names outside of it."""
     assert bypass is dig(wire(enveloped({"skip_reading_prefix_cache": True}, extra=extra)), "kv.bypass_prefix_cache")
+
+
+@pytest.mark.rule("R7.64")
+@pytest.mark.parametrize(
+    ("section", "key"), [("stop", "max_tokens"), ("sampling", "temperature"), ("output", "logprobs")]
+)
+def test_beside_an_envelope_typed_fields_keep_their_names(section: str, key: str) -> None:
+    """A typed value that is not allowed is refused as the request's own, with and without an envelope."""
+    wrong: dict[str, Any] = {section: {key: "wrong"}}
+    assert refused(minimal_request(**wrong)) == refused(enveloped({"seed": 1}, **wrong))
 
 
 @pytest.mark.rule("R7.4", "R7.64")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.conversion import refused, wire
+from support.conversion import refused, shown, wire
 from support.samples import IMAGES, features, media_request, minimal_request, model_facts, multimodal_facts
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.wire import MediaItem, Modality
@@ -73,7 +73,7 @@ def test_all_items_keep_their_order() -> None:
         ({"image_url": {"Url": "data:,a"}}, "multi_modal_data.image_url must be an array, got an object"),
         ([], "multi_modal_data must be a JSON object, got an array"),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=shown,
 )
 def test_what_the_engine_could_not_fetch_is_refused(data: Any, named: str) -> None:
     """Media that are no link or data URI are refused, and the item is named."""
@@ -99,7 +99,7 @@ def test_an_address_is_not_shown() -> None:
         ({"image_url": ["..a", "a..b"]}, ["..a", "a..b"]),
         ({"image_url": ["a", "b"], "video_url": [None, ""]}, ["a", "b"]),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_the_users_identities_go_out(given: Any, sent: list[str]) -> None:
     """Each image has the user's identity for it, or none."""
@@ -123,7 +123,7 @@ def test_the_users_identities_go_out(given: Any, sent: list[str]) -> None:
             for unsafe in ("/tmp/escape", "../escape", "nested/item", "nested\\item", ".", "..", "nul\0item")
         ),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_refused_identities(given: Any, named: str) -> None:
     """An identity that fits no item, or that could be taken for a path, is refused."""
@@ -154,7 +154,7 @@ def test_identities_of_other_media() -> None:
         ([HASH], {"image_url": ["a", "b"]}, ["a", "b"]),
         ([], None, ["", ""]),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_the_routers_hashes_are_identities(hashes: list[str], given: Any, sent: list[str]) -> None:
     """The router's hashes identify the images, padded to full length, unless the user identifies any of them."""
@@ -183,7 +183,7 @@ def test_hashes_are_for_images_only() -> None:
         ([HASH, "a/b"], "safe identifier"),
         ([HASH, "\ud800"], "extra_args.mm_hashes[1] must be valid Unicode"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_refused_hashes(hashes: Any, named: str) -> None:
     """A list of hashes that fits no list of images is refused."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.conversion import convert, dig, refused, wire
+from support.conversion import convert, dig, refused, shown, wire
 from support.samples import PROMPT, minimal_request, model_facts, rich_request
 from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.struct import json_from_struct
@@ -125,7 +125,7 @@ PRESENCE: list[tuple[str, str, str, Any, Any, list[tuple[Any, Any]]]] = [
 
 
 @pytest.mark.rule("7.2", "R7.1", "FR-068", "E10")
-@pytest.mark.parametrize(("section", "key", "path", "absent", "zero", "others"), PRESENCE, ids=lambda v: str(v)[:24])
+@pytest.mark.parametrize(("section", "key", "path", "absent", "zero", "others"), PRESENCE, ids=shown)
 def test_absent_zero_and_other_values(
     section: str, key: str, path: str, absent: object, zero: object, others: list[tuple[object, object]]
 ) -> None:
@@ -231,7 +231,7 @@ def test_stop_ids_are_united() -> None:
         ({"routing": {"lora_name": 1}}, "routing.lora_name must be a string"),
         ({"stop_conditions": []}, "stop_conditions must be a JSON object"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=shown,
 )
 @pytest.mark.rule("7.5", "R7.10", "R7.36", "E8", "E9")
 def test_refusals_name_the_field(changes: dict[str, Any], named: str) -> None:
@@ -251,7 +251,7 @@ def test_refusals_name_the_field(changes: dict[str, Any], named: str) -> None:
         {"multi_modal_uuids": {}},
         {"extra_args": {}},
     ],
-    ids=lambda value: str(value)[:40],
+    ids=shown,
 )
 @pytest.mark.rule("7.5", "R7.10")
 def test_neutral_values_pass(changes: dict[str, Any]) -> None:
@@ -324,7 +324,7 @@ def test_only_the_first_failure_shows(position: int) -> None:
         ({"cache_namespace": None}, ""),
         ({}, ""),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_cache_identity(routing: dict[str, Any], salt: str) -> None:
     """The namespace goes out with the router's prefix, always; without one the salt is empty, never the checksum."""
@@ -357,7 +357,7 @@ def test_priority_is_negated_without_overflow(given: int | None, sent: int) -> N
         ({"prefill_dp_rank": 3}, {}),
         ({}, {}),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_rank_metadata(routing: dict[str, Any], metadata: dict[str, str]) -> None:
     """The rank goes out as decimal metadata, rank 0 included; without a rank there is none."""

@@ -89,8 +89,11 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"num_tokens": 0}, "num_tokens 0, but 1 token ids"),
     ({"finish_info": finished(2)}, "terminal num_output_tokens 2, but 1 were counted"),
     ({"finish_info": FinishInfo(1, FinishInfoFinishReason(42))}, "unknown finish reason 42"),
-    ({"finish_info": FinishInfo(1, FinishInfoFinishReason(0))}, "NOT_FINISHED"),
-    ({"logprobs": []}, "output logprob array lengths [0, 1, 1]"),
+    ({"finish_info": FinishInfo(1, FinishInfoFinishReason(0))}, ": a terminal with finish reason NOT_FINISHED"),
+    (
+        {"logprobs": []},
+        "output logprob array lengths [0, 1, 1] (logprobs, ranks, candidate_tokens), expected 1 each",
+    ),
     ({"ranks": []}, "output logprob array lengths [1, 0, 1]"),
     ({"candidate_tokens": []}, "output logprob array lengths [1, 1, 0]"),
     ({"logprobs": [-1.0, -1.0]}, "output logprob array lengths [2, 1, 1]"),
@@ -127,7 +130,9 @@ def test_prompt_arrays_must_be_complete() -> None:
     }
     for missing in columns:
         info = prompt_info(**{name: column for name, column in columns.items() if name != missing})
-        assert "prompt logprob array lengths" in broken(info, prompt_logprobs=0)
+        lengths = [0 if name == missing else 3 for name in columns]
+        said = f"prompt logprob array lengths {lengths} (token_ids, logprobs, ranks, candidate_tokens), expected 3 each"
+        assert said in broken(info, prompt_logprobs=0)
 
 
 @pytest.mark.rule("R8.8", "R8.19")

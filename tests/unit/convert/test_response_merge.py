@@ -35,10 +35,19 @@ def test_merging_text_with_the_cancelled_terminal() -> None:
     assert "cancelled" == merged["finish_reason"]
 
 
+def test_merging_logprobs_with_the_cancelled_terminal() -> None:
+    """A terminal without logprobs and rows does not take those of the chunks before it away."""
+    target = converter(logprobs=1)
+    delta = target.convert(two_tokens())
+    assert delta is not None
+    merged = merge_chunks(delta, target.cancelled())
+    assert (delta["log_probs"], delta["top_logprobs"]) == (merged["log_probs"], merged["top_logprobs"])
+
+
 def test_nothing_merges_behind_a_terminal() -> None:
     """A chunk after the terminal is a mistake of the caller."""
     target = converter()
-    with pytest.raises(ValueError, match="nothing may follow"):
+    with pytest.raises(ValueError, match=r"^nothing may follow a terminal chunk$"):
         merge_chunks(target.cancelled(), {"token_ids": [1], "index": 0})
 
 

@@ -221,7 +221,10 @@ def test_a_prefill_with_media_hands_the_expanded_prompt_over() -> None:
 @pytest.mark.parametrize(
     ("responses", "named"),
     [
-        ([tokens(42, finish=kv_finished())], "did not return the expanded prompt's token ids"),
+        (
+            [tokens(42, finish=kv_finished())],
+            ": a multimodal prefill did not return the expanded prompt's token ids",
+        ),
         ([prompt_info(5), tokens(42, finish=kv_finished())], "did not return the expanded prompt's token ids"),
         ([prompt_info(5, token_ids=[11, 99])], "returned 2 prompt token ids, but counted 5"),
         ([prompt_info(3, token_ids=EXPANDED)], "returned 5 prompt token ids, but counted 3"),
