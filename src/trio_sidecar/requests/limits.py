@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SilenceLimits", "SilenceWatch"]
 
+_EARLY_SECS = 0.001
+"""How much too early a timer may ring: loops count time in steps."""
+
 
 @attrs.frozen(slots=True, kw_only=True)
 class SilenceLimits:
@@ -58,8 +61,9 @@ class SilenceWatch:
         self._arm(self._limit)
 
     def asking(self) -> None:
-        """From here on it is the engine that is waited for."""
-        self._since = aio_now()
+        """From here on it is the engine that is waited for; for its first message it has been since the request."""
+        if not self._first:
+            self._since = aio_now()
 
     def answered(self) -> None:
         """It has sent something; until :meth:`asking` nobody waits for it."""
@@ -87,8 +91,7 @@ class SilenceWatch:
         self._timer = None
         limit = self._limit
         silent = 0.0 if self._since is None else aio_now() - self._since
-        # Loops count time in steps, and a timer may ring a little early.
-        if silent < limit * (1 - 1e-9) - 0.001:
+        if silent < limit - _EARLY_SECS:
             self._arm(limit - silent)
             return
         message = "first response" if self._first else "further message"

@@ -49,8 +49,9 @@ async def watched(*steps: str | float, limits: SilenceLimits = LIMITS) -> list[t
     [
         (("asking", 9.9), []),
         (("asking", 100), [(10.0, NOTHING)]),
-        # The first response counts from the request on, not from when it was asked for.
+        # The first response counts from the request on, admission included, not from when it was asked for.
         ((100,), [(10.0, NOTHING)]),
+        ((9.0, "asking", 100), [(10.0, NOTHING)]),
         (("asking", 9.0, "answered", "asking", 3.9), []),
         (("asking", 9.0, "answered", "asking", 100), [(13.0, FURTHER)]),
         (("asking", 1.0, "answered", "asking", 3.0, "answered", "asking", 100), [(8.0, FURTHER)]),
@@ -58,6 +59,8 @@ async def watched(*steps: str | float, limits: SilenceLimits = LIMITS) -> list[t
         (("asking", 1.0, "answered", 100), []),
         (("asking", 1.0, "answered", 100, "asking", 3.9), []),
         (("asking", 1.0, "answered", 100, "asking", 100), [(105.0, FURTHER)]),
+        # It looked at 5.0, half a second too early.
+        (("asking", 1.0, "answered", 0.5, "asking", 100), [(5.5, FURTHER)]),
     ],
 )
 async def test_when_it_rings(
