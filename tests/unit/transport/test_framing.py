@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trio_sidecar
 from trio_sidecar.errors import InvalidRequest, RpcError, StatusCode
 from trio_sidecar.transport.framing import (
     MessageSplitter,
+    check_metadata,
+    check_response_headers,
+    decode_headers,
     frame_message,
     grpc_timeout,
     request_headers,
@@ -69,14 +73,39 @@ def test_splitter_takes_a_message_at_the_limit() -> None:
 
 def test_splitter_refuses_compressed_messages() -> None:
     """We offer no compression, so a compressed message is a fault of the peer."""
-    with pytest.raises(RpcError, match="compressed"):
-        MessageSplitter(LIMIT).feed(b"\x01\0\0\0\x01x")
+    with pytest.raises(RpcError) as caught:
+        MessageSplitter(LIMIT).feed(b"\x02\0\0\0\x01x")
+    assert StatusCode.INTERNAL is caught.value.status
+    assert "the peer sent a compressed message (flag 2), unasked" == caught.value.detail
+
+
+def test_splitter_tells_both_lengths_of_a_message_over_the_limit() -> None:
+    """The one that was announced, and the one that is allowed."""
+    splitter = MessageSplitter(9)
+    with pytest.raises(RpcError) as caught:
+        splitter.feed(frame_message(bytes(9)) + b"\0\0\0\0\x0a")
+    assert "the peer sent a message of 10 bytes, more than the limit of 9" == caught.value.detail
+
+
+def test_splitter_does_not_join_a_message_before_it_is_whole() -> None:
+    """Parts wait as they came, because joining them anew each time would be quadratic."""
+    splitter = MessageSplitter(LIMIT)
+    frame = frame_message(bytes(100))
+    for at in range(0, 100, 20):
+        splitter.feed(frame[at : at + 20])
+        assert at // 20 + 1 == len(splitter._parts)
+    splitter.feed(frame[100:])
+    assert [bytes(100)] == splitter.take()
+    assert [] == splitter._parts
 
 
 @pytest.mark.parametrize(
     ("seconds", "header"),
     [
         (0.0, "1n"),
+        (1.4e-9, "2n"),
+        (3e-9 + 2e-16, "3n"),  # what is left over is the clock's arithmetic, not time
+        (0.099999999, "99999999n"),
         (0.05, "50000000n"),
         (0.1, "100000u"),
         (1.5, "1500000u"),
@@ -97,10 +126,18 @@ def test_request_headers_begin_with_pseudo_headers_and_end_with_metadata() -> No
     headers = request_headers(
         path="/a/b", authority="h:1", scheme="http", metadata={"x-data-parallel-rank": "3"}, timeout_secs=None
     )
-    assert [":method", ":scheme", ":path", ":authority"] == [name for name, _ in headers[:4]]
-    assert ("x-data-parallel-rank", "3") == headers[-1]
-    assert "grpc-timeout" not in dict(headers)
-    assert ("te", "trailers") in headers
+    usual = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/a/b"),
+        (":authority", "h:1"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("user-agent", f"trio-sidecar/{trio_sidecar.__version__}"),
+    ]
+    assert [*usual, ("x-data-parallel-rank", "3")] == headers
+    headers = request_headers(path="/a/b", authority="h:1", scheme="http", metadata={}, timeout_secs=5)
+    assert [*usual[:4], ("grpc-timeout", "5000000u"), *usual[4:]] == headers
 
 
 @pytest.mark.parametrize(
@@ -111,6 +148,89 @@ def test_metadata_that_cannot_be_sent_is_refused_by_name(metadata: dict[str, str
     """A bad key or value is refused, and the message names the key."""
     with pytest.raises(InvalidRequest, match=next(iter(metadata))):
         request_headers(path="/", authority="h", scheme="http", metadata=metadata, timeout_secs=None)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "te", "content-type", "user-agent", "connection", "transfer-encoding", "host", "content-length",
+        "grpc-timeout", "grpc-", "x-bin", "-bin", "X-Rank", "a b", ":path",
+    ],
+)  # fmt: skip
+def test_keys_that_belong_to_http_or_grpc_are_refused(key: str) -> None:
+    """The message says which are allowed."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_metadata(key, "value")
+    assert (
+        f"InvalidRequest: metadata key {key!r} is not allowed: lower-case letters, digits, '_', '.' and '-', "
+        "not one of gRPC's"
+    ) == str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["x-rank", "traceparent", "a.b_c-9", "hosts", "x-te", "grpc", "binary"])
+def test_other_keys_are_allowed(key: str) -> None:
+    """With any printable value, also an empty one."""
+    check_metadata(key, " !~")
+    check_metadata(key, "")
+
+
+@pytest.mark.parametrize("value", ["hunter2\n", "hunter2\x7f", "hunter2é", "\thunter2"])
+def test_a_value_that_is_refused_is_not_repeated(value: str) -> None:
+    """It may be a secret; the key is enough to find it."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_metadata("x-key", value)
+    assert "InvalidRequest: metadata 'x-key' must be printable ASCII" == str(caught.value)
+
+
+def test_headers_are_text_whatever_their_bytes() -> None:
+    """Each byte is one character, and text stays as it is."""
+    assert {"a": "\xff", "b": "c"} == decode_headers([(b"a", b"\xff"), ("b", "c")])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "sentence"),
+    [
+        ({}, StatusCode.UNKNOWN, "the peer answered with HTTP status none instead of a gRPC response"),
+        ({":status": "400"}, StatusCode.INTERNAL, "the peer answered with HTTP status 400 instead of a gRPC response"),
+        ({":status": "403"}, StatusCode.PERMISSION_DENIED, "the peer answered with HTTP status 403 instead of a gRPC"),
+        ({":status": "429"}, StatusCode.UNAVAILABLE, "the peer answered with HTTP status 429 instead of a gRPC"),
+        ({":status": "502"}, StatusCode.UNAVAILABLE, "the peer answered with HTTP status 502 instead of a gRPC"),
+        ({":status": "504"}, StatusCode.UNAVAILABLE, "the peer answered with HTTP status 504 instead of a gRPC"),
+        ({":status": "200"}, StatusCode.UNKNOWN, "the peer answered with content type '', not gRPC"),
+        (
+            {":status": "200", "content-type": "t" * 101},
+            StatusCode.UNKNOWN,
+            f"the peer answered with content type '{'t' * 100}', not gRPC",
+        ),
+        ({":status": "200", "grpc-status": "7", "grpc-message": "no"}, StatusCode.PERMISSION_DENIED, "no"),
+    ],
+)
+def test_headers_that_are_a_refusal_by_themselves(headers: dict[str, str], status: StatusCode, sentence: str) -> None:
+    """The error says what came instead of an answer."""
+    error = check_response_headers(headers)
+    assert error is not None
+    assert status is error.status
+    assert error.detail.startswith(sentence)
+
+
+@pytest.mark.parametrize("content_type", ["application/grpc", "application/grpc+proto"])
+def test_headers_of_an_answer_are_no_refusal(content_type: str) -> None:
+    """Nor is a status of OK."""
+    assert check_response_headers({":status": "200", "content-type": content_type}) is None
+    assert check_response_headers({":status": "200", "grpc-status": "0"}) is None
+
+
+def test_a_status_that_nobody_knows_is_shown() -> None:
+    """Shortened, with the message beside it, or with nothing."""
+    error = response_error({}, {"grpc-status": "9" * 21, "grpc-message": "words"})
+    assert error is not None
+    assert f"unknown grpc-status '{'9' * 20}': words" == error.detail
+    error = response_error({}, {"grpc-status": "x"})
+    assert error is not None
+    assert "unknown grpc-status 'x': " == error.detail
+    refusal = response_error({}, {"grpc-status": "3"})
+    assert refusal is not None
+    assert refusal.detail == ""
 
 
 @pytest.mark.rule("R4.1")
@@ -136,7 +256,12 @@ def test_every_status_of_the_trailers_is_an_error(status: StatusCode) -> None:
             "你 %zz %",
         ),
         ({":status": "200"}, {"grpc-status": "3", "grpc-message": "\xff%ff"}, StatusCode.INVALID_ARGUMENT, "\ufffd"),
-        ({":status": "200", "content-type": "application/grpc"}, {}, StatusCode.UNKNOWN, "no grpc-status"),
+        (
+            {":status": "200", "content-type": "application/grpc"},
+            {},
+            StatusCode.UNKNOWN,
+            "the response has no grpc-status",
+        ),
         ({":status": "200", "content-type": "text/html"}, {}, StatusCode.UNKNOWN, "text/html"),
         ({":status": "404"}, {}, StatusCode.UNIMPLEMENTED, "HTTP status 404"),
         ({":status": "503"}, {}, StatusCode.UNAVAILABLE, "HTTP status 503"),
@@ -163,6 +288,7 @@ def test_meaning_of_a_response_end(
         (7, StatusCode.UNAVAILABLE),
         (8, StatusCode.CANCELLED),
         (11, StatusCode.RESOURCE_EXHAUSTED),
+        (12, StatusCode.PERMISSION_DENIED),
         (99, StatusCode.INTERNAL),
     ],
 )
