@@ -1,0 +1,106 @@
+"""What the start-up of a pool says, to the letter; its policy is tried in the scenarios (spec 3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from trio_sidecar.config import TransportSettings
+from trio_sidecar.endpoint import GrpcEndpoint
+from trio_sidecar.errors import ConnectError, InvalidConfig
+from trio_sidecar.transport.connect import StartupError, connect_slots
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    Lines = list[dict[str, Any]]
+
+SETTINGS = TransportSettings(
+    grpc_endpoint=GrpcEndpoint.parse("engine:50051"),
+    grpc_connections=1,
+    grpc_connect_attempt_timeout_secs=2.0,
+    grpc_retry_interval_secs=0.70004,
+    grpc_startup_deadline_secs=3.5,
+)
+
+
+async def fail(slot: int, timeout: float) -> None:  # noqa: ASYNC109 - the policy's interface
+    """Fail after a third of a second."""
+    await trio.sleep(1 / 3)
+    raise ConnectError("refused") from OSError(111, "not there")
+
+
+async def started(attempt: Any, *, bootstrap: bool = False) -> StartupError:
+    with pytest.raises(StartupError) as caught:
+        await connect_slots(
+            peer="the engine", endpoint="engine:50051", settings=SETTINGS, bootstrap=bootstrap, attempt=attempt
+        )
+    return caught.value
+
+
+@pytest.mark.rule("R3.6", "R3.7")
+async def test_the_error_has_all_that_its_sentence_says(autojump_clock: MockClock) -> None:
+    """As attributes too, for whoever handles it; its cause is the last failure."""
+    error = await started(fail)
+    assert {
+        "peer": "the engine",
+        "endpoint": "engine:50051",
+        "slot": 1,
+        "deadline_secs": 3.5,
+        "attempts": 4,
+        "elapsed_secs": pytest.approx(3.5),
+        "cause": "refused: [Errno 111] not there",
+    } == vars(error)
+    assert (
+        "cannot connect to the engine at engine:50051: pool slot 1 failed within 3.5s after 4 attempts "
+        "(3.5s elapsed): refused: [Errno 111] not there"
+    ) == str(error)
+    assert isinstance(error.__cause__, ConnectError)
+
+
+@pytest.mark.rule("R3.10", "FR-033")
+@pytest.mark.parametrize("bootstrap", [False, True])
+async def test_lines_of_a_start_up(autojump_clock: MockClock, logs: Lines, bootstrap: bool) -> None:
+    """Times are rounded to milliseconds; what the start-up waits for is said at once, not only after a while."""
+    await started(fail, bootstrap=bootstrap)
+    failed, waiting = logs
+    fields = {
+        "peer": "the engine",
+        "endpoint": "engine:50051",
+        "slot": 1,
+        "attempt": 1,
+        "elapsed_secs": 0.333,
+        "remaining_secs": 3.167,
+        "retry_interval_secs": 0.70004,
+        "bootstrap": bootstrap,
+        "error": "refused: [Errno 111] not there",
+    }
+    assert {"event": "connect_attempt_failed", "log_level": "debug", "suppressed": 0, **fields} == failed
+    assert {"event": "waiting_for_peer", "log_level": "info", **fields} == waiting
+
+
+@pytest.mark.rule("R3.3")
+async def test_an_attempt_that_hangs_has_a_cause(autojump_clock: MockClock) -> None:
+    """The time that it was given."""
+
+    async def hang(slot: int, timeout: float) -> None:  # noqa: ASYNC109 - the policy's interface
+        await trio.sleep(1000)
+
+    error = await started(hang)
+    assert ("no connection within 2s", 2) == (error.cause, error.attempts)
+
+
+async def test_a_wrong_setting_ends_the_start_up_at_once(autojump_clock: MockClock) -> None:
+    """No retry makes it right."""
+    tries = []
+
+    async def refuse(slot: int, timeout: float) -> None:  # noqa: ASYNC109 - the policy's interface
+        await trio.lowlevel.checkpoint()
+        tries.append(slot)
+        raise InvalidConfig("--grpc-ca-cert", "cannot be read")
+
+    with pytest.raises(InvalidConfig, match="--grpc-ca-cert"):
+        await connect_slots(peer="v", endpoint="e", settings=SETTINGS, bootstrap=False, attempt=refuse)
+    assert [1] == tries
