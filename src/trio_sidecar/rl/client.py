@@ -89,6 +89,7 @@ class RlClient:
     def __init__(self, capabilities: RlCapabilities | None, engine: Engine | None) -> None:
         self._capabilities = capabilities
         self._engine = engine
+        self._quieted: tuple[str, Body] | None = None
         self._controls: dict[str, Callable[[Body], Awaitable[Answer]]] = {
             "pause_generation": self._aio_pause,
             "resume_generation": self._aio_resume,
@@ -128,6 +129,21 @@ class RlClient:
             return unsupported("update", name)
         return await self._updates[name](read_object(name, body))
 
+    @property
+    def quieted(self) -> bool:
+        """Whether a pause or sleep was ordered, and not taken back since: the engine is not to get requests."""
+        return self._quieted is not None
+
+    async def aio_quiet_again(self) -> None:
+        """Order a pause or sleep again if the engine, a new one perhaps, knows nothing of it (R12.8).
+
+        Raises:
+            SidecarError: The engine refused, or could not be asked.
+        """
+        if self._quieted is not None and not (await self._aio_call(rpc.IS_PAUSED, IsPausedRequest())).paused:
+            name, body = self._quieted
+            await self._controls[name](body)
+
     async def _aio_call(self, method: Method[Req, Resp], request: Req) -> Resp:
         if self._engine is None:
             reason = f"{method.name}: the engine has not started"
@@ -140,7 +156,10 @@ class RlClient:
     # -- Controls ---------------------------------------------------------------------------------------------------
 
     async def _aio_pause(self, body: Body) -> Answer:
-        await self._aio_call(rpc.PAUSE_GENERATION, read_pause(body))
+        request = read_pause(body)
+        # Also if the call fails: Dynamo has withdrawn the worker, and leaves it so until the resume.
+        self._quieted = ("pause_generation", body)
+        await self._aio_call(rpc.PAUSE_GENERATION, request)
         return {"status": "paused"}
 
     async def _aio_resume(self, body: Body) -> Answer:  # noqa: ARG002 - nothing in it matters
@@ -149,19 +168,23 @@ class RlClient:
         can_sleep = self._capabilities is not None and self._capabilities.sleep_mode_enabled
         if can_sleep and await self._aio_asleep():
             return {"status": "resumed", "is_sleeping": True}
+        self._quieted = None
         return {"status": "resumed"}
 
     async def _aio_is_paused(self, body: Body) -> Answer:  # noqa: ARG002
         return {"is_paused": (await self._aio_call(rpc.IS_PAUSED, IsPausedRequest())).paused}
 
     async def _aio_sleep(self, body: Body) -> Answer:
-        await self._aio_call(rpc.SLEEP, read_sleep(body))
+        request = read_sleep(body)
+        self._quieted = ("sleep", body)
+        await self._aio_call(rpc.SLEEP, request)
         return {"status": "sleeping"}
 
     async def _aio_wake_up(self, body: Body) -> Answer:
         await self._aio_call(rpc.WAKE_UP, read_wake_up(body))
         if await self._aio_asleep():
             return {"status": "partially_awake", "is_sleeping": True}
+        self._quieted = None
         return {"status": "awake"}
 
     async def _aio_is_sleeping(self, body: Body) -> Answer:  # noqa: ARG002

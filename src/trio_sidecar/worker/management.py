@@ -12,7 +12,7 @@ from trio_sidecar.bridge import aio_shielded, run_aio
 from trio_sidecar.bridge.loop import current_loop
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.endpoint import GrpcEndpoint
-from trio_sidecar.errors import EngineShutdown, InvalidRequest
+from trio_sidecar.errors import EngineShutdown, InvalidRequest, SidecarError
 from trio_sidecar.kv_events import aio_list_sources
 from trio_sidecar.lora import AdapterGate, LoraManager, LoraSettings
 from trio_sidecar.requests.ranks import RankGate
@@ -201,7 +201,7 @@ class Management:
         clear them (R15.6).
         """
         await self._lora.aio_unpublish_all()
-        if self._endpoint is None:
+        if self._endpoint is None or self._rl.quieted:  # before a pause Dynamo has withdrawn it
             return
         try:
             await aio_shielded(WITHDRAW_SECONDS, self._endpoint.unregister_endpoint_instance)
@@ -209,7 +209,7 @@ class Management:
             log.warning("worker_not_withdrawn", reason=str(error), effect="requests are refused one by one")
 
     async def aio_return_from_recovery(self) -> None:
-        """The engine is back: adapters first, then the worker itself (R15.15).
+        """The engine is back: adapters first, then the worker itself (R15.15), unless it was paused (R12.8).
 
         Raises:
             SidecarError: The adapters could not be reconciled.
@@ -218,11 +218,23 @@ class Management:
         await self._lora.aio_reconcile_or_fail()
         if self._endpoint is None:
             return
+        if self._rl.quieted:
+            await self._aio_stay_quiet()
+            return
         try:
             await self._endpoint.register_endpoint_instance()
         except Exception as error:
             reason = f"the worker could not be registered again: {error}"
             raise EngineShutdown(reason) from error
+
+    async def _aio_stay_quiet(self) -> None:
+        """Dynamo brings the worker back after the operator's resume; until then the engine is to rest as ordered."""
+        try:
+            await self._rl.aio_quiet_again()
+        except SidecarError as error:
+            log.warning("pause_not_ordered_again", reason=str(error), effect="the worker stays withdrawn all the same")
+        else:
+            log.info("stays_paused", effect="the worker stays withdrawn until it is resumed")
 
     # -- RL ---------------------------------------------------------------------------------------------------------
 

@@ -264,6 +264,60 @@ async def test_a_refusal_names_the_call(
     assert (kind, 1) == (caught.value.kind, len(engine.calls))
 
 
+@pytest.mark.rule("R12.8")
+@pytest.mark.parametrize(
+    ("name", "body", "request_"),
+    [
+        ("pause_generation", {"mode": "keep"}, wire.PauseGenerationRequest(mode=PauseMode.KEEP)),
+        ("sleep", {"level": 2}, wire.SleepRequest(level=2, mode=PauseMode.ABORT)),
+    ],
+)
+async def test_an_order_to_rest_is_repeated_to_an_engine_that_does_not_know_it(
+    aio_loop: asyncio.AbstractEventLoop, name: str, body: dict[str, Any], request_: Any
+) -> None:
+    """As it was given, once, and only while the engine says that it is not paused."""
+    engine = FakeEngine(answers=answers(IsPaused=wire.IsPausedResponse(paused=True)))
+    client = RlClient(EVERYTHING, engine)
+    before = client.quieted
+    await run_aio(client.aio_quiet_again)
+    assert [] == engine.calls
+    await run_aio(client.aio_control, name, body)
+    assert (False, True) == (before, client.quieted)
+    await run_aio(client.aio_quiet_again)
+    assert [request_, wire.IsPausedRequest()] == [request for _, request in engine.calls]
+    engine.answers["IsPaused"] = wire.IsPausedResponse(paused=False)
+    await run_aio(client.aio_quiet_again)
+    assert [wire.IsPausedRequest(), request_] == [request for _, request in engine.calls[2:]]
+
+
+@pytest.mark.rule("R12.8")
+@pytest.mark.parametrize("name", ["pause_generation", "sleep"])
+async def test_an_order_to_rest_that_fails_was_given_all_the_same(
+    aio_loop: asyncio.AbstractEventLoop, name: str
+) -> None:
+    """Dynamo leaves the worker withdrawn until it is resumed; a body that is not allowed orders nothing."""
+    refusal = RpcError(StatusCode.UNAVAILABLE, "away")
+    client = RlClient(EVERYTHING, FakeEngine(answers=answers(PauseGeneration=refusal, Sleep=refusal)))
+    with pytest.raises(InvalidRequest):
+        await run_aio(client.aio_control, name, {"mode": "stop"})
+    before = client.quieted
+    with pytest.raises(RpcError):
+        await run_aio(client.aio_control, name, {})
+    assert (False, True) == (before, client.quieted)
+
+
+@pytest.mark.rule("R12.8")
+@pytest.mark.parametrize("name", ["resume_generation", "wake_up"])
+@pytest.mark.parametrize("sleeping", [True, False])
+async def test_an_order_to_rest_is_taken_back(aio_loop: asyncio.AbstractEventLoop, name: str, sleeping: bool) -> None:
+    """By a resume and by waking up, unless the engine sleeps on."""
+    engine = FakeEngine(answers=answers(IsSleeping=wire.IsSleepingResponse(sleeping=sleeping)))
+    client = RlClient(EVERYTHING, engine)
+    await run_aio(client.aio_control, "sleep", {})
+    await run_aio(client.aio_control, name, {})
+    assert sleeping is client.quieted
+
+
 async def test_before_the_start_an_offered_call_is_refused(aio_loop: asyncio.AbstractEventLoop) -> None:
     """What is offered needs a started engine."""
     with pytest.raises(EngineShutdown, match="PauseGeneration: the engine has not started"):

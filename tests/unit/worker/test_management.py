@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+import structlog
 import trio
 
 from support.fake_dynamo import ERRORS, FakeDynamo
@@ -497,6 +498,47 @@ async def test_a_dynamo_that_does_not_listen_during_a_recovery(aio_loop: asyncio
     await run_aio(here.management.aio_withdraw_for_recovery)
     with pytest.raises(EngineShutdown, match="could not be registered again: no"):
         await run_aio(here.management.aio_return_from_recovery)
+
+
+RL_ANSWERS = {
+    "PauseGeneration": wire.PauseGenerationResponse(),
+    "ResumeGeneration": wire.ResumeGenerationResponse(),
+    "IsPaused": wire.IsPausedResponse(paused=False),
+    "IsSleeping": wire.IsSleepingResponse(sleeping=False),
+}
+
+
+@pytest.mark.rule("R12.8")
+async def test_a_paused_worker_is_still_paused_after_a_recovery(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Dynamo withdrew it before the pause, and only a resume brings it back; a new engine is paused again."""
+    here = scene(FakeEngine(answers=RL_ANSWERS), lora_enabled=False)
+    await here.start()
+    await run_aio(here.object.engine_control, "pause_generation", {"mode": "keep"})
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    with structlog.testing.capture_logs() as logs:
+        await run_aio(here.management.aio_return_from_recovery)
+    assert (0, 0) == (here.endpoint.withdrawn, here.endpoint.registered)
+    assert ["PauseGeneration", "IsPaused", "PauseGeneration"] == [name for name, _ in here.engine.calls]
+    assert ["stays_paused"] == [line["event"] for line in logs]
+    await run_aio(here.object.engine_control, "resume_generation", {})
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    await run_aio(here.management.aio_return_from_recovery)
+    assert (1, 1) == (here.endpoint.withdrawn, here.endpoint.registered)
+
+
+@pytest.mark.rule("R12.8")
+async def test_a_new_engine_that_cannot_be_paused_gets_no_requests_either(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The worker stays withdrawn, and the log says why the engine is not paused."""
+    here = scene(FakeEngine(answers=RL_ANSWERS), lora_enabled=False)
+    await here.start()
+    await run_aio(here.object.engine_control, "pause_generation", {})
+    await run_aio(here.management.aio_withdraw_for_recovery)
+    here.engine.answers["PauseGeneration"] = RpcError(StatusCode.INTERNAL, "injected")
+    with structlog.testing.capture_logs() as logs:
+        await run_aio(here.management.aio_return_from_recovery)
+    assert (0, 0) == (here.endpoint.withdrawn, here.endpoint.registered)
+    assert [("pause_not_ordered_again", "warning")] == [(line["event"], line["log_level"]) for line in logs]
+    assert "PauseGeneration: injected" in logs[0]["reason"]
 
 
 async def test_a_recovery_before_the_endpoint_is_there(aio_loop: asyncio.AbstractEventLoop) -> None:
