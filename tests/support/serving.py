@@ -13,11 +13,13 @@ from support.grpc_stubs import stubs
 from trio_sidecar.config import ServerSettings
 from trio_sidecar.endpoint import ListenAddress, UnixAddress
 from trio_sidecar.server import serve
+from trio_sidecar.tracing import NO_TRACES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.tracing import Tracer
 
 LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
 CLIENT_OPTIONS = [
@@ -88,7 +90,7 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, **settings: Any) -> AsyncIterator[Serving]:
+async def serving(engine: Engine, *, tracer: Tracer = NO_TRACES, **settings: Any) -> AsyncIterator[Serving]:
     """Serve an engine; leaving drains the server."""
     options = ServerSettings(**{"listen": LOOPBACK, "drain_secs": 5.0, **settings})
     async with trio.open_nursery() as nursery:
@@ -98,7 +100,7 @@ async def serving(engine: Engine, **settings: Any) -> AsyncIterator[Serving]:
             *, task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]]
         ) -> None:
             with scope:
-                await serve(engine, options, task_status=task_status)
+                await serve(engine, options, tracer=tracer, task_status=task_status)
             ended.set()
 
         (address, *_) = await nursery.start(run)

@@ -136,6 +136,7 @@ class FakeLlm:
         aborted: Internal ids, in order.
         refusal: Raised by ``add_request``.
         early: Put into the collector before ``add_request`` returns.
+        traces: Whether it traces.
     """
 
     def __init__(self) -> None:
@@ -145,10 +146,15 @@ class FakeLlm:
         self.aborted: list[str] = []
         self.refusal: Exception | None = None
         self.early: Any = None
+        self.traces = False
 
     def get_tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
         return Tokenizer()
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether it traces."""
+        return self.traces
 
     async def add_request(self, request_id: str, **rest: Any) -> Collector:
         """Take a request in."""

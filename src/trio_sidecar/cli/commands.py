@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 ENGINE_ARGS_FLAG = "--extra-engine-args"
 DYNAMO_EXTRA = "dynamo"
+WORKER_SERVICE = "trio-sidecar-worker"
+ENGINE_SERVICE = "trio-sidecar-engine"
 ANY_ENDPOINT = {"--grpc-endpoint": "127.0.0.1:1"}
 NOT_FOR_UP = ("--disaggregation-mode",)
 
@@ -70,9 +72,12 @@ def worker(flags: Flags, environ: Environ) -> int:
     need_dynamo("this command")
     start_logging(log)
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
+    from trio_sidecar.tracing import open_tracer  # noqa: PLC0415
     from trio_sidecar.worker import run_worker  # noqa: PLC0415
 
-    return run(functools.partial(run_worker, settings, process_ends_after=True), host=Host(host.host_loop.value))
+    with open_tracer(environ, WORKER_SERVICE) as tracer:
+        main = functools.partial(run_worker, settings, tracer=tracer, process_ends_after=True)
+        return run(main, host=Host(host.host_loop.value))
 
 
 def engine_mock(flags: Flags, environ: Environ) -> int:
@@ -84,8 +89,11 @@ def engine_mock(flags: Flags, environ: Environ) -> int:
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
     from trio_sidecar.engines.mock import open_mock  # noqa: PLC0415
     from trio_sidecar.server import run_server  # noqa: PLC0415
+    from trio_sidecar.tracing import open_tracer  # noqa: PLC0415
 
-    run(run_server, open_mock(settings), server, print_address, host=Host(host.host_loop.value))
+    with open_tracer(environ, ENGINE_SERVICE) as tracer:
+        main = functools.partial(run_server, open_mock(settings), server, print_address, tracer=tracer)
+        run(main, host=Host(host.host_loop.value))
     return 0
 
 
@@ -137,8 +145,10 @@ def check_parts(settings: UpSettings, environ: Environ) -> None:
     Raises:
         InvalidConfig: A value is not allowed.
     """
+    from trio_sidecar.tracing import trace_settings  # noqa: PLC0415
     from trio_sidecar.up.run import child_environment  # noqa: PLC0415
 
+    trace_settings(environ)
     inherited = child_environment(environ, Path())
     for cls in (HostSettings, LogSettings, ServerSettings):
         resolve(cls, flags={}, environ=inherited)

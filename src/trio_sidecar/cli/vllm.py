@@ -62,14 +62,17 @@ def engine_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
     log = resolve(LogSettings, flags=flags, environ=environ)
     need_vllm()
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
-    from trio_sidecar.cli.commands import print_address, start_logging  # noqa: PLC0415
+    from trio_sidecar.cli.commands import ENGINE_SERVICE, print_address, start_logging  # noqa: PLC0415
     from trio_sidecar.engines.vllm import open_vllm  # noqa: PLC0415
     from trio_sidecar.engines.vllm_child import end_quickly  # noqa: PLC0415
     from trio_sidecar.server import run_server  # noqa: PLC0415
+    from trio_sidecar.tracing import open_tracer  # noqa: PLC0415
 
     start_logging(log)
     end_quickly()
-    run(run_server, open_vllm(settings), server, print_address, host=Host(host.host_loop.value))
+    with open_tracer(environ, ENGINE_SERVICE) as tracer:
+        main = functools.partial(run_server, open_vllm(settings), server, print_address, tracer=tracer)
+        run(main, host=Host(host.host_loop.value))
     return 0
 
 
@@ -83,16 +86,18 @@ def worker_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:
     log = resolve(LogSettings, flags=flags, environ=environ)
     need_vllm()
     from trio_sidecar.bridge import Host, run  # noqa: PLC0415
-    from trio_sidecar.cli.commands import need_dynamo, start_logging  # noqa: PLC0415
+    from trio_sidecar.cli.commands import WORKER_SERVICE, need_dynamo, start_logging  # noqa: PLC0415
     from trio_sidecar.engines.vllm_child import end_quickly  # noqa: PLC0415
     from trio_sidecar.engines.vllm_shared import serve_worker  # noqa: PLC0415
+    from trio_sidecar.tracing import open_tracer  # noqa: PLC0415
     from trio_sidecar.worker import run_worker  # noqa: PLC0415
 
     need_dynamo("this command")
     start_logging(log)
     end_quickly()
-    main = functools.partial(run_worker, settings, process_ends_after=True)
-    return run(serve_worker, vllm, main, host=Host(host.host_loop.value))
+    with open_tracer(environ, WORKER_SERVICE) as tracer:
+        main = functools.partial(run_worker, settings, tracer=tracer, process_ends_after=True)
+        return run(serve_worker, vllm, main, host=Host(host.host_loop.value))
 
 
 def up_vllm(flags: Flags, environ: Environ, rest: Sequence[str]) -> int:

@@ -32,6 +32,7 @@ NEEDED_OF_ADD_REQUEST = frozenset(
         "prompt",
         "params",
         "lora_request",
+        "trace_headers",
         "priority",
         "data_parallel_rank",
         "session_id",
@@ -43,6 +44,7 @@ NEEDED_OF_ADD_REQUEST = frozenset(
 NEEDED_OF_ENGINE = (
     "abort",
     "get_tokenizer",
+    "is_tracing_enabled",
     "pause_generation",
     "resume_generation",
     "is_paused",

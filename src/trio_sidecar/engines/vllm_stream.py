@@ -15,6 +15,7 @@ from trio_sidecar.engines.sampling import build_job, open_request
 from trio_sidecar.engines.vllm_binding import status_of
 from trio_sidecar.engines.vllm_output import OutputConverter
 from trio_sidecar.errors import RpcError, StatusCode
+from trio_sidecar.tracing import passed_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -241,6 +242,9 @@ class VllmStream:
 
         converter = OutputConverter(job, decode)
         outbox = Outbox(converter)
+        trace = passed_on(self._metadata)
+        if trace and await llm.is_tracing_enabled():  # otherwise vLLM warns that it does not trace
+            arguments["trace_headers"] = trace
         collector = await llm.add_request(**arguments)
         # No await in between: what vLLM puts in from here on comes to us.
         self._llm, self._internal_id = llm, collector.request_id

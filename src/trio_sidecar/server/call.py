@@ -74,6 +74,11 @@ class ServerCall:
         """Whether the client has been sent anything."""
         return self._headers_sent or self._ended
 
+    @property
+    def verdict(self) -> StatusCode | None:
+        """The status with which it was ended from outside; None if it was not."""
+        return None if self._verdict is None else self._verdict[0]
+
     def attach(self, task: AioTask[None]) -> None:
         """The task that runs the call, so that it can be cancelled."""
         self._task = task

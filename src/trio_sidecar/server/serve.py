@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -13,6 +14,7 @@ from trio_sidecar.lifecycle import open_stop_signals
 from trio_sidecar.server.listen import bind, check_free
 from trio_sidecar.server.server import GrpcServer
 from trio_sidecar.tls import server_context
+from trio_sidecar.tracing import NO_TRACES, Activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from trio_sidecar.endpoint import ListenAddress, UnixAddress
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.server.listen import Bound
+    from trio_sidecar.tracing import Tracer
 
 __all__ = ["run_server", "serve"]
 
@@ -39,6 +42,7 @@ async def serve(
     engine: Engine,
     settings: ServerSettings,
     *,
+    tracer: Tracer = NO_TRACES,
     task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an engine until cancelled, then drain.
@@ -50,12 +54,13 @@ async def serve(
     Args:
         engine: Must stay open until this returns.
         settings: Where to listen, and the times.
+        tracer: Makes the spans of generations and of the drain.
         task_status: ``started`` is given the bound addresses, one per address of the host.
 
     Raises:
         InvalidConfig: The address cannot be listened on, or a TLS file cannot be used.
     """
-    server = GrpcServer(engine, max_message_bytes=settings.max_message_bytes)
+    server = GrpcServer(engine, max_message_bytes=settings.max_message_bytes, tracer=tracer)
     tls = server_context(settings.tls)
     bound = await bind(settings)
     try:
@@ -75,14 +80,19 @@ async def serve(
     finally:
         limit = settings.withdraw_grace_secs + settings.drain_secs + END_CALLS_SECS + CLOSE_SECS
         with trio.move_on_after(limit + 1.0, shield=True):
-            await _drain(server, listeners, bound, settings)
+            with Activity(tracer, "drain", requests=server.statistics().calls) as activity:
+                activity.results["cut"] = await _drain(server, listeners, bound, settings)
         listeners.close()
         bound.remove_files()
         server.abort_connections()
 
 
 async def run_server(
-    engine: AbstractAsyncContextManager[Engine], settings: ServerSettings, on_listening: Callable[[str], None]
+    engine: AbstractAsyncContextManager[Engine],
+    settings: ServerSettings,
+    on_listening: Callable[[str], None],
+    *,
+    tracer: Tracer = NO_TRACES,
 ) -> None:
     """Open an engine and serve it until SIGTERM or SIGINT, then drain; a main function for :func:`bridge.run`.
 
@@ -92,6 +102,7 @@ async def run_server(
         engine: Opened first, closed last.
         settings: Where to listen, and the times of the drain.
         on_listening: Called with each bound address, ``HOST:PORT`` or ``unix:///PATH``.
+        tracer: Makes the spans.
 
     Raises:
         InvalidConfig: The address cannot be listened on; in an exception group.
@@ -101,13 +112,14 @@ async def run_server(
         with stop.cancelling() as opening:
             async with engine as opened, trio.open_nursery() as nursery:
                 stop.spare(opening)
-                for address in await nursery.start(serve, opened, settings):
+                for address in await nursery.start(partial(serve, opened, settings, tracer=tracer)):
                     on_listening(str(address))
                 await stop.wait()
                 nursery.cancel_scope.cancel()
 
 
-async def _drain(server: GrpcServer, listeners: AioListeners, bound: Bound, settings: ServerSettings) -> None:
+async def _drain(server: GrpcServer, listeners: AioListeners, bound: Bound, settings: ServerSettings) -> int:
+    """Returns how many calls were cut."""
     server.health.withdraw()
     open_calls = server.statistics().calls
     log.info(
@@ -127,3 +139,4 @@ async def _drain(server: GrpcServer, listeners: AioListeners, bound: Bound, sett
     with trio.move_on_after(CLOSE_SECS):
         await run_aio(server.aio_wait_disconnected)
     log.info("server_stopped", cut=cut)
+    return cut

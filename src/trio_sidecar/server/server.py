@@ -18,6 +18,7 @@ from trio_sidecar.server.headers import BadHeaders, parse_headers, rejection
 from trio_sidecar.server.health import HealthFace
 from trio_sidecar.server.methods import method_table
 from trio_sidecar.server.protocol import ConnectionHandler, ServerProtocol
+from trio_sidecar.tracing import NO_TRACES
 from trio_sidecar.wire.methods import CONTROL, HEALTH, INFERENCE
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.server.methods import Handler
+    from trio_sidecar.tracing import Tracer
 
 __all__ = ["GrpcServer", "ServerStatistics"]
 
@@ -55,9 +57,9 @@ class GrpcServer:
         health: The health service.
     """
 
-    def __init__(self, engine: Engine, *, max_message_bytes: int) -> None:
+    def __init__(self, engine: Engine, *, max_message_bytes: int, tracer: Tracer = NO_TRACES) -> None:
         self.health = HealthFace(engine)
-        self._methods = method_table(engine, self.health)
+        self._methods = method_table(engine, self.health, tracer)
         self._max_message_bytes = max_message_bytes
         self._connections: set[ServerProtocol] = set()
         self._calls: set[ServerCall] = set()

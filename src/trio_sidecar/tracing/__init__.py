@@ -6,6 +6,7 @@ Only :mod:`~trio_sidecar.tracing.otel` imports OpenTelemetry, and only :func:`op
 from trio_sidecar.tracing.headers import passed_on, with_trace
 from trio_sidecar.tracing.opening import open_tracer
 from trio_sidecar.tracing.request import UNTRACED, Phase, RequestTrace, trace_request
+from trio_sidecar.tracing.settings import TraceSettings, trace_settings
 from trio_sidecar.tracing.spans import NO_TRACES, Activity, NoTraces, Span, Tracer
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "Phase",
     "RequestTrace",
     "Span",
+    "TraceSettings",
     "Tracer",
     "open_tracer",
     "passed_on",
     "trace_request",
+    "trace_settings",
     "with_trace",
 ]

@@ -33,7 +33,7 @@ NAMES = {
 }
 ENGINE = frozenset(NEEDED_OF_ENGINE)
 # What a later release may have added is in the way of nothing.
-LATER = {"engine": {"another_call"}, "request": {"trace_headers", "another_argument"}, "params": {"another_knob"}}
+LATER = {"engine": {"another_call"}, "request": {"another_argument"}, "params": {"another_knob"}}
 NEEDS = r"needed is vLLM 0\.32 or 0\.33"
 
 

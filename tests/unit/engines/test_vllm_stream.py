@@ -8,6 +8,7 @@ import attrs
 import pytest
 import trio
 
+from support.traces import PARENT
 from support.vllm_fakes import (
     EngineDeadError,
     FakeLlm,
@@ -100,6 +101,20 @@ async def test_a_request_from_submission_to_its_end(target: Target, aio_loop: as
         assert [] == target.streams
 
     await run_aio(aio_main)
+
+
+async def test_the_trace_context_goes_on_where_vllm_traces(target: Target, aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Otherwise vLLM would say that it does not; and a malformed context never goes on."""
+    request = GenerateRequest(request_id="r", token_ids=TokenIds(ids=[1]))
+    whole = {"traceparent": PARENT, "tracestate": "a=b", "x-request-id": "1"}
+
+    async def aio_main() -> list[object]:
+        for target.llm.traces, metadata in [(False, whole), (True, whole), (True, {"traceparent": "x"}), (True, {})]:
+            async with VllmStream(target, request, metadata):
+                pass
+        return [arguments.get("trace_headers") for arguments in target.llm.arguments]
+
+    assert [None, {"traceparent": PARENT, "tracestate": "a=b"}, None, None] == await run_aio(aio_main)
 
 
 async def test_leaving_early_frees_the_request(target: Target, aio_loop: asyncio.AbstractEventLoop) -> None:
