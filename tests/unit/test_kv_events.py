@@ -302,11 +302,11 @@ def test_waiting_batches_are_limited_in_number() -> None:
 def test_waiting_batches_are_limited_in_bytes() -> None:
     """Bytes count while they wait, and no longer."""
     merge = ReplayMerge(max_bytes=10)
-    merge.insert([EventBatch(0, b"12345"), EventBatch(1, b"12345")])
+    merge.insert([EventBatch(0, b"1234"), EventBatch(1, b"123456")])
     with pytest.raises(ProtocolError, match=r"at most .* of 10 bytes"):
         merge.insert([EventBatch(2, b"1")])
-    assert EventBatch(0, b"12345") == merge.pop()
+    assert EventBatch(0, b"1234") == merge.pop()
     merge.insert([EventBatch(2, b"123")])
-    with pytest.raises(ProtocolError, match=r"2 batches of 8 bytes wait for batch 1"):
+    with pytest.raises(ProtocolError, match=r"2 batches of 9 bytes wait for batch 1"):
         merge.insert([EventBatch(3, b"123")])
     assert [1, 2] == list(drain(merge))
