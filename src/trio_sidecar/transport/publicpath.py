@@ -163,7 +163,6 @@ class _PublicCall(AbstractAsyncContextManager["_PublicStream", None]):
         self._stream = connection.channel.request(
             path, Cardinality.UNARY_STREAM, bytes, bytes, timeout=timeout_secs, metadata=metadata
         )
-        self._entered = False
 
     async def __aenter__(self) -> _PublicStream:
         connection = self._connection
@@ -171,7 +170,6 @@ class _PublicCall(AbstractAsyncContextManager["_PublicStream", None]):
             reason = f"the connection to {connection.settings.endpoint.label} is closed: {connection.reason}"
             raise NotProcessed(reason)
         connection.entered(1)
-        self._entered = True
         try:
             await self._stream.__aenter__()
             await self._stream.send_message(self._request, end=True)
@@ -190,9 +188,6 @@ class _PublicCall(AbstractAsyncContextManager["_PublicStream", None]):
         await self._aio_leave()  # noqa: ASYNC102 - as above
 
     async def _aio_leave(self) -> None:
-        if not self._entered:
-            return
-        self._entered = False
         try:
             if self._connection.state is not ConnectionState.CLOSED:
                 await self._stream.cancel()
