@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -93,12 +94,12 @@ class KvCache:
 
     def _hashes(self, prompt: Sequence[int], adapter: str) -> list[int]:
         """Hashes of the full blocks; each depends on all tokens before, and on the adapter."""
-        size = self._block_size
+        size = 4 * self._block_size
         parent = adapter.encode()
         hashes = []
-        for start in range(0, len(prompt) - size + 1, size):
-            content = b"".join(token.to_bytes(4, "little") for token in prompt[start : start + size])
-            digest = hashlib.blake2b(content, key=parent[-64:], digest_size=8).digest()
+        content = array("I", prompt).tobytes()  # at once: a long prompt must not hold the loop up
+        for start in range(0, len(content) - size + 1, size):
+            digest = hashlib.blake2b(content[start : start + size], key=parent[-64:], digest_size=8).digest()
             parent = digest
             hashes.append(int.from_bytes(digest, "little"))
         return hashes

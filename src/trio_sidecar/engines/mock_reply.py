@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import deque
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
@@ -87,7 +88,7 @@ class TextReply:
         self._job = job
         self._tokenizer = tokenizer
         digest = blake2b(f"{seed}:{job.sampling_seed}".encode(), digest_size=16)
-        digest.update(",".join(map(str, job.prompt)).encode())
+        digest.update(array("I", job.prompt).tobytes())
         self._random = random.Random(digest.digest())  # noqa: S311 - repeatable is the point
         self._pending = deque(tokenizer.encode(self._paragraph(), special=False))
 
@@ -115,7 +116,7 @@ def _last_words(prompt: Sequence[int], tokenizer: MockTokenizer) -> str:
     special = frozenset(tokenizer.special_ids.values())
     user = tokenizer.special_ids["<|user|>"]
     end = len(prompt)
-    start = next((at + 1 for at in range(end - 1, -1, -1) if prompt[at] == user), 0)
+    start = end - prompt[::-1].index(user) if user in prompt else 0
     if start:
         end = next((at for at in range(start, end) if prompt[at] in special), end)
     # Cutting the tokens first keeps the cost of a very long prompt small; the first word may then be half a word.

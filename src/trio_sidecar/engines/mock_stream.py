@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ANSWERS_PER_RECEIVE", "MockStream"]
 
+LONG_PROMPT = 8192
+"""From so many ids on, the work on a prompt is cut into steps, for the others on the loop."""
+
 MAX_ANSWERS_PER_RECEIVE = 64
 """How many answers one receive returns at most, so that a flood shares the loop."""
 
@@ -52,6 +55,8 @@ class MockStream:
 
     async def __aenter__(self) -> Self:
         """Have the request accepted, or refused with an RpcError."""
+        if self.request.token_ids is not None and len(self.request.token_ids.ids) > LONG_PROMPT:
+            await aio_checkpoint()  # whoever called us has just decoded it
         self._output = self._engine.admit(self)
         return self
 
