@@ -103,6 +103,7 @@ def lint(session: nox.Session) -> None:
     session.run("flake8", "--isolated", "--extend-ignore=E,W,F,C", "--jobs=2", *python_files())
     session.run("python", "tools/generate_deviations.py")
     session.run("python", "tools/generate_support_matrix.py")
+    session.run("python", "tools/generate_metrics.py")
 
 
 @nox.session(python=PYTHON)

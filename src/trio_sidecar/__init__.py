@@ -3,7 +3,7 @@
 Layers, top to bottom; a module imports only from strictly lower ones, and a test draws the graph:
 
     cli
-    doctor, up
+    doctor, top, up
     worker, server, testing
     recovery
     lifecycle
@@ -15,7 +15,7 @@ Layers, top to bottom; a module imports only from strictly lower ones, and a tes
     convert, tls
     config
     wire
-    endpoint, deadline, http, tracing
+    endpoint, deadline, http, metrics, tracing
     errors
 
 Two faces (``worker`` beside Dynamo, ``server`` for vLLM's gRPC API), any engine (``engines``), one contract between

@@ -1,0 +1,25 @@
+"""Metrics: which families there are, and how their values become Prometheus' text.
+
+Nothing here counts by itself. What happens is counted where it happens, in plain numbers; a collector reads them when
+somebody asks, which may be on another thread.
+"""
+
+from trio_sidecar.metrics.exposition import FamilyCollector, exposition, passed_on
+from trio_sidecar.metrics.families import ENGINE_FAMILIES, WORKER_FAMILIES, Family, Kind
+from trio_sidecar.metrics.histogram import Histogram
+from trio_sidecar.metrics.lag import watch_lag
+from trio_sidecar.metrics.requests import RequestMeter, TokenClock
+
+__all__ = [
+    "ENGINE_FAMILIES",
+    "WORKER_FAMILIES",
+    "Family",
+    "FamilyCollector",
+    "Histogram",
+    "Kind",
+    "RequestMeter",
+    "TokenClock",
+    "exposition",
+    "passed_on",
+    "watch_lag",
+]

@@ -1,0 +1,73 @@
+"""What is counted of requests, in plain numbers."""
+
+from __future__ import annotations
+
+from trio_sidecar.metrics.families import LATENCY_BOUNDS
+from trio_sidecar.metrics.histogram import Histogram
+
+__all__ = ["RequestMeter", "TokenClock"]
+
+
+class RequestMeter:
+    """The counts of all requests of one worker; written by its loop only.
+
+    Attributes:
+        accepted: Requests.
+        prompt_tokens: Of accepted requests.
+        output_tokens: Handed to Dynamo.
+        chunks: Handed to Dynamo.
+        first_response: From acceptance to the engine's first message, in seconds.
+        first_token: From acceptance to the first output token.
+        inter_token: Between output tokens.
+        duration: From acceptance to the end.
+    """
+
+    __slots__ = (
+        "accepted",
+        "chunks",
+        "duration",
+        "first_response",
+        "first_token",
+        "inter_token",
+        "output_tokens",
+        "prompt_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.accepted = self.prompt_tokens = self.output_tokens = self.chunks = 0
+        self.first_response = Histogram(LATENCY_BOUNDS)
+        self.first_token = Histogram(LATENCY_BOUNDS)
+        self.inter_token = Histogram(LATENCY_BOUNDS)
+        self.duration = Histogram(LATENCY_BOUNDS)
+
+
+class TokenClock:
+    """Times one request's tokens as they arrive.
+
+    Args:
+        meter: Gets the times.
+        began: When the request was accepted, on the clock of the times given later.
+    """
+
+    __slots__ = ("_began", "_last", "_meter", "_tokens")
+
+    def __init__(self, meter: RequestMeter, began: float) -> None:
+        self._meter = meter
+        self._began = began
+        self._last: float | None = None
+        self._tokens = 0
+
+    def arrived(self, now: float, tokens: int) -> None:
+        """Something has come from the engine; it has sent that many tokens by now."""
+        if self._last is None:
+            self._meter.first_response.observe(now - self._began)
+            self._last = now
+        if tokens == self._tokens:
+            return
+        if self._tokens:
+            new = tokens - self._tokens
+            self._meter.inter_token.observe((now - self._last) / new, new)
+        else:
+            self._meter.first_token.observe(now - self._began)
+        self._last = now
+        self._tokens = tokens

@@ -1,0 +1,1 @@
+"""A live view of running workers and engines, from their metrics."""
