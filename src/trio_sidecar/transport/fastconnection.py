@@ -44,6 +44,7 @@ class FastConnection:
         self._changed = AioEvent()
         self._settled = False
         self._pings: dict[bytes, AioEvent] = {}
+        self._pinged = 0
         self._channel = FastChannel(self)
         self._protocol: FastProtocol | None = None
 
@@ -80,14 +81,15 @@ class FastConnection:
     async def aio_ping(self) -> None:
         """Return when the peer has answered a ping."""
         self.check_open()
-        payload = (len(self._pings) + 1).to_bytes(8, "big")
+        self._pinged += 1
+        payload = self._pinged.to_bytes(8, "big")
         answered = self._pings[payload] = AioEvent()
         try:
             self.h2.ping(payload)
             self.flush()
             await answered.aio_wait()
         finally:
-            self._pings.pop(payload, None)
+            del self._pings[payload]
         self.check_open()
 
     def close(self, reason: str, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:

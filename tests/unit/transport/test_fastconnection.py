@@ -1,0 +1,509 @@
+"""The fast path without a socket: frames are handed over by the test, and so nothing takes time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import h2.settings
+import pytest
+import trio
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from trio.testing import wait_all_tasks_blocked
+
+from trio_sidecar.bridge import aio_checkpoint, run_aio
+from trio_sidecar.endpoint import GrpcEndpoint
+from trio_sidecar.errors import ConnectError, RpcError, StatusCode
+from trio_sidecar.transport import fastpath
+from trio_sidecar.transport.connection import ConnectionSettings, ConnectionState, NotProcessed
+from trio_sidecar.transport.fastconnection import FastConnection
+from trio_sidecar.transport.framing import frame_message
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from trio_sidecar.transport.faststream import FastStream
+
+    Loop = asyncio.AbstractEventLoop
+    Lines = list[dict[str, Any]]
+
+SETTINGS = ConnectionSettings(endpoint=GrpcEndpoint.parse("engine:50051"), max_message_bytes=100_000)
+OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+@attrs.define(eq=False)
+class FakeTransport:
+    """A socket that keeps what is written to it."""
+
+    sent: bytearray = attrs.field(factory=bytearray)
+    ends: list[str] = attrs.field(factory=list)
+    unsent: int = 0
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def close(self) -> None:
+        self.ends.append("close")
+
+    def abort(self) -> None:
+        self.ends.append("abort")
+
+
+@attrs.define(eq=False)
+class Wire:
+    """A connection, and the server at the other end of it.
+
+    Attributes:
+        server: Its HTTP/2 state.
+        events: What it has seen.
+        changes: The connection's states as they were told.
+    """
+
+    connection: FastConnection
+    transport: FakeTransport
+    server: H2Connection
+    events: list[Any]
+    changes: list[ConnectionState]
+
+    def pump(self) -> None:
+        """Let both sides read all that there is."""
+        while self.transport.sent or (out := self.server.data_to_send()):
+            if self.transport.sent:
+                self.events += self.server.receive_data(bytes(self.transport.sent))
+                self.transport.sent.clear()
+            else:
+                self.connection.protocol.data_received(out)
+
+    def frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Send a frame that the server's state knows nothing of."""
+        head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream_id.to_bytes(4, "big")
+        self.connection.protocol.data_received(head + payload)
+
+    def goaway(self, last: int = 0x7FFFFFFF, code: int = 0, debug: bytes = b"") -> None:
+        """Send GOAWAY."""
+        self.frame(7, 0, 0, last.to_bytes(4, "big") + code.to_bytes(4, "big") + debug)
+
+    def seen(self, name: str) -> list[Any]:
+        """The events of one kind that the server has seen."""
+        return [event for event in self.events if type(event).__name__ == name]
+
+
+def wired(settings: ConnectionSettings = SETTINGS) -> Wire:
+    changes: list[ConnectionState] = []
+    connection = FastConnection(settings, lambda made: changes.append(made.state))
+    transport = FakeTransport()
+    protocol = connection._channel._protocol_factory()
+    protocol.connection_made(cast("Any", transport))
+    server = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+    server.initiate_connection()
+    wire = Wire(connection, transport, server, [], changes)
+    wire.pump()
+    return wire
+
+
+@pytest.fixture
+async def wire(aio_loop: Loop) -> Wire:
+    """A connection whose settings have been exchanged."""
+
+    async def aio_make() -> Wire:
+        await aio_checkpoint()
+        return wired()
+
+    made = await run_aio(aio_make)
+    made.changes.clear()
+    return made
+
+
+class Call:
+    """A call in the background, which the test follows."""
+
+    def __init__(self, connection: FastConnection, request: bytes = b"request", reads: bool = True) -> None:
+        self.connection = connection
+        self.request = request
+        self.reads = reads
+        self.stream: FastStream | None = None
+        self.messages: list[bytes] = []
+        self.error: RpcError | None = None
+        self.scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        with self.scope:
+            await run_aio(self._aio_run)
+
+    async def _aio_run(self) -> None:
+        try:
+            async with self.connection.aio_open("/t.T/Stream", self.request, metadata={}) as self.stream:
+                while self.reads and (batch := await self.stream.aio_receive()):
+                    self.messages += batch
+                if not self.reads:
+                    await aio_forever()
+        except RpcError as error:
+            self.error = error
+
+
+async def aio_forever() -> None:
+    from trio_sidecar.bridge import AioEvent  # noqa: PLC0415
+
+    await AioEvent().aio_wait()
+
+
+async def called(wire: Wire, nursery: trio.Nursery, **more: Any) -> Call:
+    call = Call(wire.connection, **more)
+    nursery.start_soon(call.run)
+    await settle(wire)
+    return call
+
+
+async def settle(wire: Wire) -> None:
+    for _ in range(5):
+        await wait_all_tasks_blocked()
+        wire.pump()
+
+
+# -- Versions
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"),
+    [
+        ({"grpclib": "0.4.9", "h2": "4.1.0"}, None),
+        ({"grpclib": "0.4.9", "h2": "4.4"}, None),
+        ({"grpclib": "0.4.8", "h2": "4.4.0"}, "grpclib 0.4.8 is installed, tested are 0.4.9"),
+        ({"grpclib": "0.4.9", "h2": "4.5.0"}, "h2 4.5.0 is installed, tested are 4.1, 4.2, 4.3, 4.4"),
+        ({"grpclib": "0.4.9", "h2": "5"}, "h2 5 is installed, tested are 4.1, 4.2, 4.3, 4.4"),
+    ],
+)
+def test_versions_that_were_tested(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], told: str | None
+) -> None:
+    """Others are named, with those that would do."""
+    monkeypatch.setattr("importlib.metadata.version", installed.__getitem__)
+    assert told == fastpath.unsupported()
+
+
+# -- GOAWAY
+
+
+@pytest.mark.rule("E1", "FR-099")
+@pytest.mark.parametrize(
+    ("code", "debug", "shown"),
+    [
+        (0, b"", ""),
+        (0, b"max_age", "max_age"),
+        (11, b"too_many_pings", "too_many_pings"),
+        (0x01020304, b"d" * 201, "d" * 200),
+        (2, b"caf\xe9", "caf\ufffd"),
+    ],
+)
+async def test_a_goaway_is_told(wire: Wire, logs: Lines, code: int, debug: bytes, shown: str) -> None:
+    """With code and text, as far as it can be shown; one that says that all is well is no warning."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.goaway(code=code, debug=debug)
+        assert ConnectionState.DRAINING is wire.connection.state
+        reason = f"the peer sent GOAWAY (code {code}{f', {shown}' if shown else ''})"
+        assert (reason, code == 11) == (wire.connection.reason, wire.connection.too_many_pings)
+        line = {"event": "connection_draining", "endpoint": "engine:50051", "code": code, "debug": shown}
+        assert [{**line, "log_level": "warning" if code else "info"}] == logs
+        with pytest.raises(NotProcessed) as caught:
+            wire.connection.check_usable()
+        assert f"the connection to engine:50051 is draining: {reason}" == caught.value.detail
+        call.scope.cancel()
+    await settle(wire)
+    assert (ConnectionState.CLOSED, reason, ["close"]) == (
+        wire.connection.state, wire.connection.reason, wire.transport.ends
+    )  # fmt: skip
+
+
+@pytest.mark.rule("E1")
+async def test_streams_that_a_goaway_leaves_out_may_be_sent_again(wire: Wire) -> None:
+    """Their error says so; the last one that the peer will answer goes on."""
+    async with trio.open_nursery() as nursery:
+        first, second = [await called(wire, nursery) for _ in range(2)]
+        wire.goaway(last=0x80000001, debug=b"why")  # the highest bit is reserved
+        await settle(wire)
+        assert isinstance(second.error, NotProcessed)
+        assert "engine:50051 has not begun the call: the peer sent GOAWAY (code 0, why)" == second.error.detail
+        assert first.error is None
+        wire.server.send_headers(1, [*OK_HEADERS, ("grpc-status", "0")], end_stream=True)
+        await settle(wire)
+    assert (None, []) == (first.error, first.messages)
+
+
+async def test_a_goaway_in_the_midst_of_other_frames(wire: Wire) -> None:
+    """What came before it is read before it, what comes after it is not lost."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.server.send_headers(1, OK_HEADERS)
+        goaway = b"\0\0\x08\7\0\0\0\0\0" + (1).to_bytes(4, "big") + bytes(4)
+        before = wire.server.data_to_send()
+        wire.server.send_data(1, frame_message(b"one"))
+        wire.server.send_headers(1, [("grpc-status", "0")], end_stream=True)
+        wire.connection.protocol.data_received(before + goaway + wire.server.data_to_send())
+        await settle(wire)
+    assert ([b"one"], None) == (call.messages, call.error)
+    assert ConnectionState.CLOSED is wire.connection.state
+
+
+# -- Pings
+
+
+async def test_each_ping_has_its_own_answer(wire: Wire) -> None:
+    """However many are under way, and in whatever order they are answered."""
+    answered: list[int] = []
+
+    async def ping(number: int) -> None:
+        await run_aio(wire.connection.aio_ping)
+        answered.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in (1, 2):
+            nursery.start_soon(ping, number)
+            await wait_all_tasks_blocked()
+        wire.events += wire.server.receive_data(bytes(wire.transport.sent))
+        wire.transport.sent.clear()
+        wire.server.clear_outbound_data_buffer()
+        payloads = [event.ping_data for event in wire.seen("PingReceived")]
+        assert [b"\0\0\0\0\0\0\0\1", b"\0\0\0\0\0\0\0\2"] == payloads
+        wire.frame(6, 1, 0, payloads[0])
+        await wait_all_tasks_blocked()
+        assert [1] == answered
+        nursery.start_soon(ping, 3)
+        await wait_all_tasks_blocked()
+        wire.events += wire.server.receive_data(bytes(wire.transport.sent))
+        wire.transport.sent.clear()
+        wire.server.clear_outbound_data_buffer()
+        wire.frame(6, 1, 0, b"somebody")  # an answer that nobody waits for
+        wire.frame(6, 1, 0, wire.seen("PingReceived")[2].ping_data)
+        await wait_all_tasks_blocked()
+        assert [1, 3] == answered
+        wire.frame(6, 1, 0, payloads[1])
+    assert [1, 3, 2] == answered
+    assert {} == wire.connection._pings
+
+
+async def test_a_ping_on_a_connection_that_is_lost(wire: Wire) -> None:
+    """Fails with the reason, at once or as soon as it is lost."""
+    errors: list[RpcError] = []
+
+    async def ping() -> None:
+        with pytest.raises(RpcError) as caught:
+            await run_aio(wire.connection.aio_ping)
+        errors.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ping)
+        await wait_all_tasks_blocked()
+        wire.connection.lost(OSError("cut"), b"")
+    await ping()
+    assert [(StatusCode.UNAVAILABLE, "cut")] * 2 == [(error.status, error.detail) for error in errors]
+    assert wire.connection.closed.is_set()
+
+
+# -- The end of a connection
+
+
+async def test_closing_says_goodbye(wire: Wire) -> None:
+    """The peer gets a GOAWAY, streams their error; a second close changes nothing."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.connection.close("the pool is closing")
+        wire.connection.close("again")
+        await settle(wire)
+    assert call.error is not None
+    assert "lost the connection to engine:50051: the pool is closing" == call.error.detail
+    assert [0] == [event.error_code for event in wire.seen("ConnectionTerminated")]
+    assert (["close"], [ConnectionState.CLOSED]) == (wire.transport.ends, wire.changes)
+    assert "<FastConnection engine:50051: closed, 0 streams>" == repr(wire.connection)
+
+
+async def test_closing_does_not_wait_for_a_peer_that_reads_nothing(wire: Wire) -> None:
+    """What is still unsent is thrown away with the socket."""
+    await trio.lowlevel.checkpoint()
+    wire.transport.unsent = 1
+    wire.connection.close("the pool is closing")
+    assert ["abort"] == wire.transport.ends
+
+
+async def test_an_attempt_that_is_given_up(wire: Wire) -> None:
+    """Goes without a word to the peer."""
+    await trio.lowlevel.checkpoint()
+    wire.connection.abort()
+    assert (["abort"], b"") == (wire.transport.ends, bytes(wire.transport.sent))
+    assert "the connection attempt was given up" == wire.connection.reason
+
+
+async def test_a_fault_of_the_peer_ends_the_connection(wire: Wire) -> None:
+    """The reason names it, and the peer is told its code, by h2 or by us."""
+    await trio.lowlevel.checkpoint()
+    wire.connection.protocol.data_received(b"\x00\x40\x01\0\0\0\0\0\1")
+    assert "HTTP/2 protocol error: a frame of 16385 bytes, more than the limit of 16384" == wire.connection.reason
+    wire.events += wire.server.receive_data(bytes(wire.transport.sent))
+    assert [6] == [int(event.error_code) for event in wire.seen("ConnectionTerminated")]
+    wire.connection.protocol.data_received(b"\x00\x40\x01\0\0\0\0\0\1")  # nobody reads this any more
+    assert ["close"] == wire.transport.ends
+
+
+async def test_stream_ids_run_out(wire: Wire) -> None:
+    """Then the connection drains like one that the peer retires."""
+    await trio.lowlevel.checkpoint()
+    wire.connection.h2.highest_outbound_stream_id = 0x7FFFFFFF
+    with pytest.raises(NotProcessed) as caught:
+        wire.connection.begin(cast("Any", None), [])
+    assert "all stream ids are used up" == caught.value.detail == wire.connection.reason
+    assert ConnectionState.CLOSED is wire.connection.state
+
+
+async def test_a_peer_allows_so_many_streams(wire: Wire) -> None:
+    """The error says how many, and the call was not begun."""
+    wire.server.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    wire.pump()
+    assert 1 == wire.connection.stream_limit
+    async with trio.open_nursery() as nursery:
+        first = await called(wire, nursery)
+        second = await called(wire, nursery)
+        assert isinstance(second.error, NotProcessed)
+        assert "engine:50051 allows 1 streams at once" == second.error.detail
+        assert 1 == wire.connection.open_streams
+        first.scope.cancel()
+    assert 0 == wire.connection.open_streams
+
+
+@pytest.mark.parametrize(
+    ("unread", "why"),
+    [(b"", "the peer closed the connection"), (b"\x15\x03\x01", "the server speaks TLS; --grpc-tls connects so")],
+)
+async def test_a_server_that_does_not_greet(
+    aio_loop: Loop, monkeypatch: pytest.MonkeyPatch, unread: bytes, why: str
+) -> None:
+    """The error says what it did instead, and nothing is left of the attempt."""
+    transport = FakeTransport()
+    connection: FastConnection
+
+    async def aio_connect() -> Any:
+        await aio_checkpoint()
+        protocol = connection._channel._protocol_factory()
+        protocol.connection_made(cast("Any", transport))
+        protocol.data_received(unread)
+        protocol.connection_lost(None)
+        return protocol
+
+    async def aio_main() -> None:
+        nonlocal connection
+        connection = FastConnection(SETTINGS, lambda made: None)
+        monkeypatch.setattr(connection._channel, "__connect__", aio_connect)
+        await connection.aio_establish()
+
+    with pytest.raises(ConnectError) as caught:
+        await run_aio(aio_main)
+    assert f"engine:50051 did not greet as an HTTP/2 server: {why}" == str(caught.value)
+    assert (["abort"], True) == (transport.ends, connection.closed.is_set())
+
+
+# -- Windows
+
+
+def given_back(wire: Wire) -> tuple[int, list[int]]:
+    """By how much the server's window of the connection has grown, and that of streams, by the events it has seen."""
+    updates = wire.seen("WindowUpdated")
+    wire.events.clear()
+    return sum(event.delta for event in updates if not event.stream_id), [
+        event.delta for event in updates if event.stream_id
+    ]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_window_of_an_unread_stream_comes_back_when_it_is_left(aio_loop: Loop, direct: bool) -> None:
+    """To the connection, since the stream is no more; whether its frames went past h2 or not."""
+
+    async def aio_make() -> Wire:
+        await aio_checkpoint()
+        return wired(attrs.evolve(SETTINGS, connection_window_bytes=65_536))
+
+    wire = await run_aio(aio_make)
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery, reads=False)
+        wire.server.send_headers(1, OK_HEADERS if direct else [*OK_HEADERS, ("content-length", "60000")])
+        await settle(wire)
+        given_back(wire)
+        for _ in range(3):
+            wire.server.send_data(1, frame_message(bytes(15_995)))
+        await settle(wire)
+        assert (0, []) == given_back(wire)
+        assert call.stream is not None
+        assert 48_000 == call.stream.unacknowledged
+        call.scope.cancel()
+    wire.pump()
+    assert [8] == [int(event.error_code) for event in wire.seen("StreamReset")]
+    assert 48_000 == given_back(wire)[0]
+
+
+async def test_what_follows_a_message_that_is_refused_costs_no_window(aio_loop: Loop) -> None:
+    """Its frames are dropped, and the connection gets their window back, though h2 had passed them on already."""
+
+    async def aio_make() -> Wire:
+        await aio_checkpoint()
+        return wired(attrs.evolve(SETTINGS, connection_window_bytes=65_536, max_message_bytes=10))
+
+    wire = await run_aio(aio_make)
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.server.send_headers(1, [*OK_HEADERS, ("content-length", "40000")])
+        await settle(wire)
+        given_back(wire)
+        wire.server.send_data(1, frame_message(bytes(16_000)))
+        wire.server.send_data(1, bytes(16_000))
+        wire.server.send_data(1, bytes(7_995), end_stream=True)
+        wire.pump()
+        await settle(wire)
+    assert call.error is not None
+    assert StatusCode.RESOURCE_EXHAUSTED is call.error.status
+    assert 40_000 == given_back(wire)[0]
+
+
+async def test_frames_of_a_stream_that_was_left_cost_no_window(wire: Wire) -> None:
+    """They crossed our reset: no answer to each of them, and their window goes back."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        call.scope.cancel()
+    wire.events += wire.server.receive_data(bytes(wire.transport.sent))
+    wire.transport.sent.clear()
+    for _ in range(400):
+        wire.frame(0, 0, 1, bytes(16_384))
+        wire.frame(0, 0, 1, bytes(65_536 - 49_152))
+    wire.pump()
+    assert 1 == len(wire.seen("StreamReset"))
+    assert given_back(wire)[0] > 2 << 20
+    assert ConnectionState.READY is wire.connection.state
+
+
+@pytest.mark.parametrize("stream_id", [2, 3, 1001])
+async def test_frames_of_streams_that_never_were_are_a_fault(wire: Wire, stream_id: int) -> None:
+    """Neither the server's nor ones that we have yet to open."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.frame(0, 0, stream_id, b"data")
+        await settle(wire)
+    assert call.error is not None
+    assert call.error.detail.startswith("lost the connection to engine:50051: HTTP/2 protocol error: ")
+
+
+async def test_a_request_waits_for_window(wire: Wire) -> None:
+    """It goes on when the stream's or the connection's has grown, and ends the stream with its last byte."""
+    size = 100_000
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery, request=bytes(size - 5))
+        assert 65_535 == sum(len(event.data) for event in wire.seen("DataReceived"))
+        wire.server.increment_flow_control_window(1 << 20, 1)
+        await settle(wire)
+        assert 65_535 == sum(len(event.data) for event in wire.seen("DataReceived"))
+        wire.server.increment_flow_control_window(1 << 20)
+        await settle(wire)
+        assert size == sum(len(event.data) for event in wire.seen("DataReceived"))
+        assert 1 == len(wire.seen("StreamEnded"))
+        assert set() == wire.connection.senders
+        call.scope.cancel()
