@@ -155,6 +155,9 @@ def test_a_long_prompt_is_checked_without_copying_it() -> None:
         ([1], "an array"),
         ({}, "an object"),
         (b"", "a bytes"),
+        ("x" * 60, f"the text '{'x' * 60}'"),
+        (2**128 - 1, str(2**128 - 1)),
+        (-(2**128), "an integer of 129 bits"),
     ],
 )
 def test_values_are_described_briefly(value: object, expected: str) -> None:

@@ -56,7 +56,10 @@ def test_no_guide_is_no_structured_output(guide: object) -> None:
         ({"regex": 1}, "guided_decoding.regex must be a string, got 1"),
         ({"choice": "yes"}, "guided_decoding.choice must be an array"),
         ({"choice": ["yes", 1]}, "guided_decoding.choice[1] must be a string"),
-        ({"json": {"minimum": math.nan}}, "guided_decoding.json must be a JSON value"),
+        (
+            {"json": {"minimum": math.nan}},
+            "guided_decoding.json must be a JSON value, got an object that JSON cannot carry: Out of range float",
+        ),
         ({"json": {"x": {1}}}, "guided_decoding.json must be a JSON value"),
         ({"json": "\ud800"}, "guided_decoding.json must be valid Unicode"),
         ({"structural_tag": "\ud800"}, "guided_decoding.structural_tag must be valid Unicode"),
