@@ -163,6 +163,7 @@ async def test_cut_without_a_chunk(aio_loop: object) -> None:
     buffer.put_nowait(chunk(1))
     buffer.cut(None)
     assert buffer.exhausted
+    assert (0, 0) == (buffer.statistics().chunks, buffer.statistics().tokens)
     assert [None] == await take(buffer, 1)
 
 

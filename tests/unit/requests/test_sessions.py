@@ -49,13 +49,23 @@ class Scene:
 @asynccontextmanager
 async def scene(script: Script, **more: Any) -> AsyncIterator[Scene]:
     engine = FakeEngine(script)
-    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks, **more)
+    sessions = Sessions(**{"responder": ResponseConverter, "merge": merge_chunks, **more})
 
     def converted(request: Mapping[str, object], _: str) -> Any:
         return convert(dict(request))
 
     async with sessions.serving(engine, converted):
         yield Scene(engine, sessions)
+
+
+class Never:
+    """A policy that lets no cancel act."""
+
+    def ready(self) -> bool:
+        return False
+
+    def observe(self, response: object) -> None:
+        """Nothing changes that."""
 
 
 async def take(session: Session) -> tuple[list[int], str]:
@@ -245,14 +255,6 @@ async def test_an_engine_that_fails_while_a_cancel_waits_is_logged(
     autojump_clock: MockClock, aio_loop: Loop, logs: Lines
 ) -> None:
     """The client has what it wanted, so its log line is the only trace of the fault."""
-
-    class Never:
-        def ready(self) -> bool:
-            return False
-
-        def observe(self, response: object) -> None:
-            """Nothing changes that."""
-
     fault = OSError("gone")
     async with scene(Script(opening=[Wait(1), Fail(fault)])) as s:
         session = s.open("id-1", policy=Never())
@@ -285,3 +287,41 @@ async def test_the_last_line_of_a_request(autojump_clock: MockClock, aio_loop: L
     } == line
     assert pytest.approx(2.0, abs=0.01) == line["seconds"]
     assert line["seconds"] == round(line["seconds"], 6)
+
+
+# -- Faults of our own
+
+
+async def test_a_converter_that_cannot_say_the_end_fails_its_request_alone(
+    autojump_clock: MockClock, aio_loop: Loop, logs: Lines
+) -> None:
+    """The fault comes where another one is dealt with; the client gets an error, the ring and the others nothing."""
+    fault = ZeroDivisionError("in cancelled()")
+
+    class Broken(ResponseConverter):
+        def cancelled(self) -> Any:
+            raise fault
+
+    async with scene(Script(opening=[Wait(1), Fail(OSError("gone"))]), responder=Broken) as s:
+        session = s.open("id-1", policy=Never())
+        session.cancel()
+        error = await failure(session)
+        await trio.sleep(1)
+        assert {"error": 1} == s.sessions.statistics().ended
+    assert ("GenerateStream: ZeroDivisionError: in cancelled()", fault) == (str(error), error.__cause__)
+    assert ["engine_failed_after_cancel", "request_crashed", "request_ended"] == [line["event"] for line in logs]
+
+
+async def test_a_ring_that_dies_is_a_shutdown(autojump_clock: MockClock, aio_loop: Loop) -> None:
+    """The client reads why, and the end is counted as one."""
+    engine = FakeEngine(ENDLESS)
+    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
+    with trio.move_on_after(1):
+        async with sessions.serving(engine, lambda request, _: convert(dict(request))):
+            session = sessions.open(minimal_request(), "r")
+            await trio.sleep(0.5)
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+                error = await failure(session)
+                await trio.sleep(1)
+    assert ("the worker is shutting down", {"shutdown": 1}) == (str(error), sessions.statistics().ended)
