@@ -16,19 +16,22 @@ from __future__ import annotations
 import gc
 import signal
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
-from trio_sidecar.bridge import open_signals
+from trio_sidecar.bridge import count_aio_tasks, open_signals
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from trio_sidecar.bridge import SignalReceiver
 
-__all__ = ["StopRequest", "open_stop_signals", "settle_collector"]
+__all__ = ["StopRequest", "log_snapshots", "open_stop_signals", "settle_collector"]
+
+OPEN_FILES = Path("/proc/self/fd")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -49,6 +52,35 @@ def settle_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
+async def log_snapshots(logger: Any, event: str, holdings: Callable[[], Mapping[str, object]]) -> None:
+    """Log what the process holds, for each SIGUSR1, until cancelled (in the main thread).
+
+    It is the first thing to look at when something may leak: what the caller counts, tasks of both flavours, open file
+    descriptors (None where there is no ``/proc``), and containers that are alive after a garbage collection, without
+    those from before :func:`settle_collector`.
+
+    Args:
+        logger: Gets one line each time.
+        event: The line's event.
+        holdings: What else to say.
+    """
+    with open_signals(signal.SIGUSR1) as asked:
+        async for _ in asked:
+            gc.collect()
+            logger.info(
+                event,
+                **holdings(),
+                trio_tasks=trio.lowlevel.current_statistics().tasks_living,
+                aio_tasks=count_aio_tasks(),
+                open_files=_open_files(),
+                objects=len(gc.get_objects()),
+            )
+
+
+def _open_files() -> int | None:
+    return sum(1 for _ in OPEN_FILES.iterdir()) if OPEN_FILES.is_dir() else None
 
 
 class StopRequest:

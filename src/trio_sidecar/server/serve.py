@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import structlog
 import trio
 
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.listen import aio_listen
-from trio_sidecar.lifecycle import open_stop_signals
+from trio_sidecar.lifecycle import log_snapshots, open_stop_signals
 from trio_sidecar.server.listen import bind, check_free
 from trio_sidecar.server.server import GrpcServer
 from trio_sidecar.tls import server_context
@@ -43,6 +44,7 @@ async def serve(
     settings: ServerSettings,
     *,
     tracer: Tracer = NO_TRACES,
+    snapshots: bool = False,
     task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an engine until cancelled, then drain.
@@ -55,6 +57,7 @@ async def serve(
         engine: Must stay open until this returns.
         settings: Where to listen, and the times.
         tracer: Makes the spans of generations and of the drain.
+        snapshots: Log what the process holds at each SIGUSR1; only in the main thread.
         task_status: ``started`` is given the bound addresses, one per address of the host.
 
     Raises:
@@ -76,6 +79,8 @@ async def serve(
             client_certificates=tls.verify_mode.name if tls is not None else None,
         )
         task_status.started(bound.addresses)
+        if snapshots:
+            await log_snapshots(log, "server_snapshot", lambda: attrs.asdict(server.statistics()))
         await trio.sleep_forever()
     finally:
         limit = settings.withdraw_grace_secs + settings.drain_secs + END_CALLS_SECS + CLOSE_SECS
@@ -112,7 +117,7 @@ async def run_server(
         with stop.cancelling() as opening:
             async with engine as opened, trio.open_nursery() as nursery:
                 stop.spare(opening)
-                for address in await nursery.start(partial(serve, opened, settings, tracer=tracer)):
+                for address in await nursery.start(partial(serve, opened, settings, tracer=tracer, snapshots=True)):
                     on_listening(str(address))
                 await stop.wait()
                 nursery.cancel_scope.cancel()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+import structlog.testing
 import trio
 
 from support.mock_engine import token_settings
@@ -80,6 +81,24 @@ def test_streams_at_once_on_both_hosts(host: Host) -> None:
         return counts
 
     assert [[21] * 32] == run_with_client(host, signal.SIGTERM, ask)
+
+
+def test_a_snapshot(host: Host) -> None:
+    """SIGUSR1 logs what the server holds, an open call among it, and harms nothing."""
+
+    def ask(client: Client, stop: Callable[[], None]) -> int:
+        stream = client.generate(generate_request())
+        messages = [next(stream)]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        messages += stream
+        stop()
+        return len(messages)
+
+    with structlog.testing.capture_logs() as logs:
+        assert [21] == run_with_client(host, signal.SIGTERM, ask)
+    (snapshot,) = (line for line in logs if line["event"] == "server_snapshot")
+    assert (1, 1) == (snapshot["connections"], snapshot["calls"])
+    assert all(snapshot[name] > 0 for name in ("trio_tasks", "aio_tasks", "open_files", "objects"))
 
 
 def test_a_signal_ends_an_engine_that_is_still_being_opened(host: Host) -> None:

@@ -50,3 +50,4 @@ def test_snapshot_is_logged_at_a_signal(host: Host) -> None:
     assert first["trio_tasks"] + 1 == second["trio_tasks"]
     assert first["aio_tasks"] == second["aio_tasks"]
     assert first["open_files"] > 3
+    assert first["objects"] > 100
