@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trio_sidecar.config import LogSettings
 
 # Libraries that log each frame or header at their lower levels.
-NOISY = ("asyncio", "grpclib", "h2", "hpack")
+NOISY = ("asyncio", "grpclib", "h2", "hpack", "urllib3")
 DYNAMO_LEVELS = {LogLevel.DEBUG: "info", LogLevel.INFO: "warn", LogLevel.WARNING: "warn", LogLevel.ERROR: "error"}
 
 

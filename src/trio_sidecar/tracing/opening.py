@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from trio_sidecar.errors import InvalidConfig
-from trio_sidecar.tracing.settings import GRPC, HTTP, PROTOCOLS, trace_settings
+from trio_sidecar.tracing.settings import trace_settings
 from trio_sidecar.tracing.spans import NO_TRACES
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 FLUSH_SECS = 2.0
 """How long exporting the last spans may take as a process ends, in seconds."""
-
-DYNAMO_SWITCH = "OTEL_EXPORT_ENABLED"
-"""Dynamo's own: its runtime, in our process too, exports its own spans, over gRPC unless a variable says otherwise."""
 
 log = structlog.get_logger("trio_sidecar.tracing")
 
@@ -59,7 +56,6 @@ def open_tracer(environ: Mapping[str, str], service: str) -> Iterator[Tracer]:
         return
     except ValueError as error:
         raise InvalidConfig(VARIABLES, str(error)) from error
-    _warn_of_dynamo(settings, environ)
     log.info("traces_on", exporters=",".join(settings.exporters), asked_by=settings.asked_by)
     try:
         yield tracer
@@ -72,12 +68,3 @@ def _warn_missing(settings: TraceSettings, error: ImportError) -> None:
         raise error  # installed but broken: its own message says more
     what = GRPC_PACKAGE if settings.grpc and "grpc" in str(error.name) else EXTRA
     log.warning("traces_off", reason=f"{settings.asked_by} asks for traces", advice=f"pip install '{what}'")
-
-
-def _warn_of_dynamo(settings: TraceSettings, environ: Mapping[str, str]) -> None:
-    if environ.get(DYNAMO_SWITCH, "").lower() in ("1", "true", "yes", "on") and not settings.protocol_chosen:
-        log.warning(
-            "traces_take_two_protocols",
-            reason=f"without {PROTOCOLS[1]} Dynamo's own spans go over {GRPC}, and ours over {HTTP}",
-            advice=f"{PROTOCOLS[1]}={HTTP}",
-        )

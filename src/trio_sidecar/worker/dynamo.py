@@ -38,6 +38,7 @@ from trio_sidecar.worker.management import Management
 from trio_sidecar.worker.probes import open_probes, system_port
 from trio_sidecar.worker.registration import check_suitable, engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
+from trio_sidecar.worker.traces import let_runtime_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from trio_sidecar.discovery import DiscoveredModel
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
-    from trio_sidecar.requests.session import Converted
+    from trio_sidecar.requests.contract import Converted
     from trio_sidecar.tracing import Tracer
     from trio_sidecar.worker.binding import Binding
 
@@ -147,7 +148,7 @@ def configure_runtime(settings: WorkerSettings, environment: MutableMapping[str,
     """Tell Dynamo's runtime, which reads some settings from the environment only, what ours say.
 
     Raises:
-        InvalidConfig: A variable of Dynamo's that we read holds no sense.
+        InvalidConfig: A variable of Dynamo's or OpenTelemetry's that we read holds no sense.
     """
     environment["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = f"{settings.withdraw_grace_secs:g}"
     drain_secs = settings.drain_secs + WATCHDOG_SECS
@@ -158,6 +159,7 @@ def configure_runtime(settings: WorkerSettings, environment: MutableMapping[str,
         drain_secs += wait
     environment["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] = str(math.ceil(drain_secs))
     environment.setdefault("DYN_LOG", "warn")
+    let_runtime_trace(environment)
     if system_port(environment) is None:
         # Without a system server there is nothing to host metadata on; this saves a warning at each start.
         environment.setdefault("DYN_SELF_HOST_METADATA", "0")

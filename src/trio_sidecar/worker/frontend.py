@@ -17,6 +17,7 @@ from trio_sidecar.lifecycle import open_stop_signals
 from trio_sidecar.worker.binding import missing_dynamo
 from trio_sidecar.worker.errors import RuntimeFailed
 from trio_sidecar.worker.etcd import discovery_backend, wait_for_etcd
+from trio_sidecar.worker.traces import let_runtime_trace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -85,12 +86,14 @@ async def run_frontend(
         The exit code: 0 if it was asked to end; 1 if it failed, with one line in the log that says why.
 
     Raises:
-        InvalidConfig: The address cannot be listened on, or a variable of Dynamo's that we read holds no sense.
+        InvalidConfig: The address cannot be listened on, or a variable of Dynamo's or OpenTelemetry's that we read
+            holds no sense.
         MissingExtra: Dynamo is not installed.
     """
     try:
         binding = binding or load_frontend_binding()
         os.environ.setdefault("DYN_LOG", "warn")
+        let_runtime_trace(os.environ)
         async with open_stop_signals(process_ends_after=process_ends_after) as stop:
             failure = await _serve(settings, binding, stop)
         if failure is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
-    from trio_sidecar.requests.session import Converted
+    from trio_sidecar.requests.contract import Converted
     from trio_sidecar.requests.sessions import Sessions
 
 __all__ = ["Started", "WorkerLife"]
