@@ -57,6 +57,9 @@ def test_all_items_keep_their_order() -> None:
         ({"image_url": [{"Url": "file:///a"}]}, "image_url[0] must be an http://, https:// or data: URI, got file:"),
         ({"video_url": [{"RawUrl": "/a/b"}]}, "video_url[0] must be an http://, https:// or data: URI, got no scheme"),
         ({"image_url": [{"Url": "HTTP://host"}]}, "got HTTP:"),
+        ({"image_url": [{"Url": "ftp:a:b"}]}, "got ftp:"),
+        ({"image_url": [{"Url": "secret"}]}, "got no scheme"),
+        ({"image_url": [{"Url": "a/b:c"}]}, "got no scheme"),
         ({"image_url": [{"Url": ""}]}, "multi_modal_data.image_url[0] must be an http"),
         ({"image_url": [{"Url": "data:,a"}, {"Url": "ftp:x"}]}, "image_url[1] must be"),
         (

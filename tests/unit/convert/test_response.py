@@ -73,6 +73,13 @@ def test_a_terminal_may_carry_tokens() -> None:
     } == last
 
 
+def test_a_converter_begins_with_nothing_ended() -> None:
+    """Its marks are plain booleans from the beginning."""
+    target = converter()
+    assert target.finished is False
+    assert target.aborted_by_engine is False
+
+
 @pytest.mark.rule("R10.18")
 def test_nothing_follows_the_terminal() -> None:
     """Once the terminal is out, later messages are ignored."""
