@@ -19,7 +19,7 @@ from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.errors import ErrorKind, RpcError, SidecarError, StatusCode
 from trio_sidecar.lora import AdapterGate
 from trio_sidecar.requests.cancel import cancel_policy
-from trio_sidecar.requests.session import CancelAtOnce
+from trio_sidecar.requests.contract import CancelAtOnce
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import Gate, Script, Send, finish, tokens
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from trio_sidecar import wire
     from trio_sidecar.convert.request import ConvertedRequest
-    from trio_sidecar.requests.session import CancelPolicy, Session
+    from trio_sidecar.requests.contract import CancelPolicy
+    from trio_sidecar.requests.session import Session
 
 LOAD, UNLOAD = "LoadLora", "UnloadLora"
 WHOLE = Script(stream=[Send(finish(8))])

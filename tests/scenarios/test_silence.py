@@ -13,13 +13,15 @@ from support.samples import minimal_request
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.errors import ConnectionTimeoutError, ErrorKind, Overloaded, SidecarError
+from trio_sidecar.requests.contract import CancelAtOnce
 from trio_sidecar.requests.limits import SilenceLimits
-from trio_sidecar.requests.session import CancelAtOnce, Session
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import FakeEngine, Gate, Script, Send, Wait, finish, tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+
+    from trio_sidecar.requests.session import Session
 
 LIMITS = SilenceLimits(first_response_secs=10.0, idle_secs=4.0)
 

@@ -10,7 +10,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENGINE_FAMILIES", "LATENCY_BOUNDS", "WORKER_FAMILIES", "Family", "Kind"]
+__all__ = ["END_REASONS", "ENGINE_FAMILIES", "LATENCY_BOUNDS", "REFUSALS", "WORKER_FAMILIES", "Family", "Kind"]
 
 PREFIX = "trio_sidecar_"
 
@@ -22,6 +22,7 @@ LATENCY_BOUNDS = (
 
 ROLES = ("agg", "prefill", "decode", "encode")
 END_REASONS = ("finished", "cancelled", "consumer_gone", "error", "shutdown", "timeout")
+REFUSALS = ("invalid", "overloaded", "unavailable", "internal")
 RESET_CODES = (
     *("NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR", "STREAM_CLOSED", "REFUSED_STREAM"),
     *("CANCEL", "ENHANCE_YOUR_CALM", "other"),
@@ -92,7 +93,13 @@ WORKER_FAMILIES = (
     _family(Kind.GAUGE, "draining", "1 while the worker takes itself out of service to end, else 0."),
     _family(Kind.GAUGE, "requests_in_flight", "Requests accepted and not yet ended.", role=ROLES),
     _family(Kind.COUNTER, "requests_accepted", "Requests accepted.", role=ROLES),
-    _family(Kind.COUNTER, "requests_refused", "Requests refused because as many as allowed were open.", role=ROLES),
+    _family(
+        Kind.COUNTER,
+        "requests_refused",
+        "Requests not accepted: malformed, too many open, or no engine to serve them.",
+        role=ROLES,
+        reason=REFUSALS,
+    ),
     _family(
         Kind.COUNTER, "requests_ended", "Accepted requests that have ended, by reason.", role=ROLES, reason=END_REASONS
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trio_sidecar.metrics.families import LATENCY_BOUNDS
+from trio_sidecar.metrics.families import END_REASONS, LATENCY_BOUNDS, REFUSALS
 from trio_sidecar.metrics.histogram import Histogram
 
 __all__ = ["RequestMeter", "TokenClock"]
@@ -13,6 +13,8 @@ class RequestMeter:
 
     Attributes:
         accepted: Requests.
+        refused: Requests that were not accepted, by reason.
+        ended: Accepted requests that are over, by reason.
         prompt_tokens: Of accepted requests.
         output_tokens: Handed to Dynamo.
         chunks: Handed to Dynamo.
@@ -26,15 +28,20 @@ class RequestMeter:
         "accepted",
         "chunks",
         "duration",
+        "ended",
         "first_response",
         "first_token",
         "inter_token",
         "output_tokens",
         "prompt_tokens",
+        "refused",
     )
 
     def __init__(self) -> None:
         self.accepted = self.prompt_tokens = self.output_tokens = self.chunks = 0
+        # The keys never change, so that another thread can go through them at any time.
+        self.refused = dict.fromkeys(REFUSALS, 0)
+        self.ended = dict.fromkeys(END_REASONS, 0)
         self.first_response = Histogram(LATENCY_BOUNDS)
         self.first_token = Histogram(LATENCY_BOUNDS)
         self.inter_token = Histogram(LATENCY_BOUNDS)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trio_sidecar.config import DisaggregationMode
-from trio_sidecar.requests.session import CancelAtOnce
+from trio_sidecar.requests.contract import CancelAtOnce
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trio_sidecar.requests.session import CancelPolicy
+    from trio_sidecar.requests.contract import CancelPolicy
     from trio_sidecar.wire import GenerateResponse
 
 __all__ = ["CancelAfterFirstToken", "cancel_policy"]

@@ -17,26 +17,27 @@ How a session ends, for its consumer (spec 10, 11):
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
 from trio_sidecar.bridge import run_aio_limited
 from trio_sidecar.errors import ConnectionTimeoutError, EngineShutdown, ProtocolError, RpcError, SidecarError
+from trio_sidecar.metrics import RequestMeter, TokenClock
 from trio_sidecar.requests.limits import SilenceLimits, SilenceWatch
 from trio_sidecar.tracing import UNTRACED, Phase, with_trace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
 
     from trio_sidecar.convert.response import Chunk
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.requests.buffer import BufferStatistics, OutputBuffer
+    from trio_sidecar.requests.contract import CancelPolicy, Converted, Responder
     from trio_sidecar.tracing import RequestTrace
-    from trio_sidecar.wire import GenerateRequest, GenerateResponse
 
-__all__ = ["CancelAtOnce", "CancelPolicy", "Converted", "EndReason", "Responder", "Session"]
+__all__ = ["EndReason", "Session"]
 
 RPC = "GenerateStream"
 """The call that errors of a request name (R10.16)."""
@@ -58,81 +59,6 @@ class EndReason(enum.Enum):
     TIMEOUT = "timeout"
 
 
-class ResponseState(Protocol):
-    """The part of a converted request that the session itself reads."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        ...
-
-
-class Converted(Protocol):
-    """A request in the engine's terms; see ``convert.request.ConvertedRequest``."""
-
-    @property
-    def wire(self) -> GenerateRequest:
-        """What the engine gets."""
-        ...
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """What goes beside it."""
-        ...
-
-    @property
-    def response(self) -> ResponseState:
-        """What converting the answers needs."""
-        ...
-
-
-class Responder(Protocol):
-    """Converts the answers to one request; see ``convert.response.ResponseConverter``."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the terminal was converted."""
-        ...
-
-    @property
-    def aborted_by_engine(self) -> bool:
-        """Whether that terminal says that the engine aborted the request."""
-        ...
-
-    def convert(self, response: GenerateResponse) -> Chunk | None:
-        """One answer as a chunk; None if it holds nothing for Dynamo."""
-        ...
-
-    def cancelled(self) -> Chunk:
-        """The cancelled terminal, whose usage counts what was converted."""
-        ...
-
-
-class CancelPolicy(Protocol):
-    """When a request cancel may act."""
-
-    def ready(self) -> bool:
-        """Whether a cancel may act now."""
-        ...
-
-    def observe(self, response: GenerateResponse) -> None:
-        """Look at one answer of the engine, before it is delivered."""
-        ...
-
-
-class CancelAtOnce:
-    """A cancel acts whenever it comes: aggregated, prefill, encode (spec 10.1)."""
-
-    __slots__ = ()
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def observe(self, response: GenerateResponse) -> None:
-        """Nothing depends on the answers."""
-
-
 class Session:
     """One request; made by :meth:`trio_sidecar.requests.sessions.Sessions.open`.
 
@@ -149,6 +75,7 @@ class Session:
         "_converted",
         "_failure",
         "_held_back",
+        "_meter",
         "_policy",
         "_responder",
         "_scope",
@@ -169,6 +96,7 @@ class Session:
         *,
         silence: SilenceLimits | None = None,
         trace: RequestTrace = UNTRACED,
+        meter: RequestMeter | None = None,
     ) -> None:
         self.request_id = request_id
         self.reason: EndReason | None = None
@@ -182,6 +110,9 @@ class Session:
         self._trace = trace
         self._scope = trio.CancelScope()
         self._started_at = trio.current_time()
+        self._meter = meter or RequestMeter()
+        self._meter.accepted += 1
+        self._meter.prompt_tokens += converted.response.prompt_tokens
         self._watch = SilenceWatch(silence or SilenceLimits(), self._expired)
 
     # -- For the face -----------------------------------------------------------------------------------------------
@@ -195,12 +126,16 @@ class Session:
         Raises:
             SidecarError: The request failed; raised once, after the chunks that came before.
         """
-        return await self._buffer.aio_take()
+        chunk = await self._buffer.aio_take()
+        if chunk is not None:
+            self._meter.chunks += 1
+            self._meter.output_tokens += len(chunk["token_ids"])
+        return chunk
 
     async def aio_chunks(self) -> AsyncIterator[Chunk]:
         """All chunks; leaving the iteration early, also by closing the generator, closes the session."""
         try:
-            while (chunk := await self._buffer.aio_take()) is not None:
+            while (chunk := await self.aio_next()) is not None:
                 yield chunk
         finally:
             self.close()
@@ -225,6 +160,11 @@ class Session:
         self.reason = EndReason.CONSUMER_GONE
         self._buffer.cut(None)
         self._scope.cancel()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was accepted."""
+        return trio.current_time() - self._started_at
 
     def statistics(self) -> BufferStatistics:
         """The buffer's."""
@@ -268,7 +208,7 @@ class Session:
             role=role,
             prompt_tokens=self._converted.response.prompt_tokens,
             output_tokens=self._buffer.delivered_tokens,
-            seconds=round(trio.current_time() - self._started_at, 6),
+            seconds=round(self.age, 6),
             reason=(self.reason or EndReason.FINISHED).value,
         )
 
@@ -304,6 +244,7 @@ class Session:
         buffer, responder, policy, watch = self._buffer, self._responder, self._policy, self._watch
         trace = self._trace
         waiting = True
+        clock = TokenClock(self._meter, self._started_at)
         watch.begin()
         trace.enter(Phase.STREAM_WAIT)
         metadata = with_trace(self._converted.metadata, trace.headers)
@@ -316,6 +257,7 @@ class Session:
                 if not responses:
                     reason = f"{RPC} ended before a terminal response with finish_info"
                     raise ProtocolError(reason)
+                arrived_at = trio.current_time()
                 for response in responses:
                     chunk = responder.convert(response)
                     policy.observe(response)
@@ -329,9 +271,11 @@ class Session:
                         await buffer.aio_put(chunk)
                     if responder.finished:
                         buffer.close()
+                        clock.arrived(arrived_at, responder.completion_tokens)
                         if responder.aborted_by_engine:
                             log.warning("engine_aborted_request", request_id=self.request_id)
                         return
+                clock.arrived(arrived_at, responder.completion_tokens)
 
     # -- Ends -------------------------------------------------------------------------------------------------------
 

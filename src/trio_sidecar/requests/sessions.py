@@ -9,10 +9,12 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.errors import EngineShutdown, Overloaded, SidecarError, StatusCode
+from trio_sidecar.errors import EngineShutdown, InvalidRequest, Overloaded, SidecarError, StatusCode
+from trio_sidecar.metrics import RequestMeter
 from trio_sidecar.requests.buffer import BufferLimit, OutputBuffer
+from trio_sidecar.requests.contract import CancelAtOnce
 from trio_sidecar.requests.limits import SilenceLimits
-from trio_sidecar.requests.session import CancelAtOnce, Session
+from trio_sidecar.requests.session import EndReason, Session
 from trio_sidecar.tracing import NO_TRACES, Activity, trace_request
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from trio_sidecar.convert.response import Chunk
     from trio_sidecar.deadline import Deadline
     from trio_sidecar.engines.contract import Engine
-    from trio_sidecar.requests.session import CancelPolicy, Converted, Responder
+    from trio_sidecar.requests.contract import CancelPolicy, Converted, Responder
     from trio_sidecar.tracing import RequestTrace, Tracer
 
 __all__ = ["Sessions", "SessionsStatistics"]
@@ -55,6 +57,19 @@ class _Ring:
     convert: Callable[[Mapping[str, object], str], Converted]
 
 
+def _refusal(error: Exception) -> str:
+    """The reason, for metrics."""
+    match error:
+        case InvalidRequest():
+            return "invalid"
+        case Overloaded():
+            return "overloaded"
+        case EngineShutdown():
+            return "unavailable"
+        case _:
+            return "internal"
+
+
 @attrs.define(eq=False, kw_only=True)
 class Sessions:
     """The requests of one worker.
@@ -71,6 +86,7 @@ class Sessions:
         silence: How long the engine may be silent towards a request.
         max_open: Requests beyond this are refused; 0 is no limit.
         tracer: Makes the spans of requests and of the drain.
+        meter: What is counted of them.
     """
 
     responder: Callable[[Any], Responder]
@@ -81,6 +97,7 @@ class Sessions:
     silence: SilenceLimits = attrs.field(factory=SilenceLimits)
     max_open: int = 0
     tracer: Tracer = NO_TRACES
+    meter: RequestMeter = attrs.field(factory=RequestMeter)
     _ring: _Ring | None = attrs.field(default=None, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _suspended: str = attrs.field(default="", init=False)
@@ -144,6 +161,7 @@ class Sessions:
             return self._open_traced(request, request_id, policy, trace)
         except Exception as error:
             status = error.status if isinstance(error, SidecarError) else StatusCode.INTERNAL
+            self.meter.refused[_refusal(error)] += 1
             trace.end("refused", failure=status.name)
             raise
 
@@ -163,11 +181,18 @@ class Sessions:
         converted = ring.convert(request, request_id)
         buffer = OutputBuffer(self.limit, merge=self.merge if self.coalesce else None)
         session = Session(
-            request_id, converted, self.responder(converted.response), buffer, policy, silence=self.silence, trace=trace
+            request_id,
+            converted,
+            self.responder(converted.response),
+            buffer,
+            policy,
+            silence=self.silence,
+            trace=trace,
+            meter=self.meter,
         )
         if self._closed:
             session.stop()
-            session.end_trace()
+            self._note_end(session)
             return session
         self._open.add(session)
         self._peak = max(self._peak, len(self._open))
@@ -180,11 +205,16 @@ class Sessions:
         finally:
             self._open.discard(session)
             session.log_end(self.role)
-            session.end_trace()
-            reason = session.reason.value if session.reason is not None else "finished"
-            self._ended[reason] = self._ended.get(reason, 0) + 1
+            self._note_end(session)
             if self._idle is not None and not self._open:
                 self._idle.set()
+
+    def _note_end(self, session: Session) -> None:
+        session.end_trace()
+        reason = (session.reason or EndReason.FINISHED).value
+        self._ended[reason] = self._ended.get(reason, 0) + 1
+        self.meter.ended[reason] += 1
+        self.meter.duration.observe(session.age)
 
     def suspend(self, reason: str) -> None:
         """Refuse new requests, with the reason, until :meth:`resume`; open ones go on (R15.3)."""
