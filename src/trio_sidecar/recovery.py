@@ -4,8 +4,8 @@ One task watches the engine: both services' health, what it serves, and which li
 away, new requests are refused with an error that sends them to another worker, and the worker is withdrawn from
 discovery; what runs goes on for as long as its stream lives. When the engine is back it has to be the one that the
 worker was registered for, in a new lifetime perhaps; then the adapters' records are made to follow it, and requests are
-taken again. None of that needs an operator. An engine that serves something else ends the worker, with the reason
-(R15.7).
+taken again. Of an engine that was replaced, nothing that was known of its KV blocks is kept. None of that needs an
+operator. An engine that serves something else ends the worker, with the reason (R15.7).
 
 One failed look means nothing: a connection may just have been replaced. So a look that fails is repeated at once, and
 only the second failure counts (FR-020).
@@ -13,6 +13,7 @@ only the second failure counts (FR-020).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -22,7 +23,7 @@ import trio
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.deadline import Deadline
 from trio_sidecar.discovery import DiscoveredModel, discover
-from trio_sidecar.errors import IncompatibleEngine, RpcError, SidecarError, cause_chain
+from trio_sidecar.errors import ErrorKind, IncompatibleEngine, RpcError, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.tracing import NO_TRACES, Activity
 from trio_sidecar.wire import HealthCheckResponseServingStatus
@@ -37,6 +38,9 @@ __all__ = ["Availability", "Recovery", "RecoverySettings"]
 
 SERVICES = ("vllm.Control", "vllm.Inference")
 
+AWAY_AGAIN = (ErrorKind.CANNOT_CONNECT, ErrorKind.CONNECTION_TIMEOUT)
+"""Kinds of failure by which an engine that has just come back shows that it has gone again (R15.4)."""
+
 log = structlog.get_logger("trio_sidecar.recovery")
 
 
@@ -47,11 +51,15 @@ class Availability(Protocol):
         """Let nobody find it, nor its adapters (R15.4); never raises."""
         ...
 
-    async def aio_return_from_recovery(self) -> None:
-        """Make the adapters' records follow the engine, then let the worker be found again.
+    async def aio_return_from_recovery(self, now: DiscoveredModel, *, replaced: bool) -> None:
+        """Make what is published follow the engine, then let the worker be found again.
+
+        Args:
+            now: What the engine is.
+            replaced: Whether it may be another lifetime, of whose KV blocks nothing is known (R15.6).
 
         Raises:
-            SidecarError: The records cannot be made to follow, which ends the worker (R15.15).
+            SidecarError: That cannot be done, which ends the worker (R15.15) unless the engine has only gone again.
         """
         ...
 
@@ -127,14 +135,39 @@ class Recovery:
         self.sessions.suspend(f"the engine is away ({reason})")
         log.warning("engine_away", reason=reason, open_requests=self.sessions.statistics().open)
         await run_aio(self.availability.aio_withdraw_for_recovery)
-        await self._until_back()
-        if self.stop.requested:
-            return False
-        await run_aio(self.availability.aio_return_from_recovery)
+        deadline = Deadline.after(self.settings.startup_secs)
+        while True:
+            now = await self._until_back(deadline)
+            if self.stop.requested:
+                return False
+            if await self._return(now, deadline):
+                break
         self.sessions.resume()
         self.away = False
         self.recoveries += 1
         log.info("engine_back", instance_id=self._instance, recoveries=self.recoveries)
+        return True
+
+    async def _return(self, now: DiscoveredModel, deadline: Deadline) -> bool:
+        """Let the worker be found again; False if the engine went away meanwhile."""
+        # An engine that does not say which lifetime it is in has to be taken for another one.
+        replaced = not now.instance_id or now.instance_id != self._instance
+        failure: SidecarError | None = None
+        try:
+            await run_aio(partial(self.availability.aio_return_from_recovery, now, replaced=replaced))
+        except SidecarError as error:
+            if error.kind not in AWAY_AGAIN:
+                raise
+            failure = error
+        if failure is not None:
+            log.info("engine_went_away_again", reason=str(failure))
+            await trio.sleep(deadline.sooner_of(self.settings.retry_secs))
+            if deadline.expired():
+                raise failure
+            return False
+        if replaced:
+            log.info("engine_replaced", was=self._instance, instance_id=now.instance_id)
+        self._instance = now.instance_id
         return True
 
     async def _until_away(self) -> str:
@@ -161,9 +194,8 @@ class Recovery:
             return "" if now.instance_id == self._instance else f"another instance, {now.instance_id!r}, has taken over"
         return f"no answer within {self.settings.look_secs:g} s"
 
-    async def _until_back(self) -> None:
+    async def _until_back(self, deadline: Deadline) -> DiscoveredModel:
         """Wait until the engine serves what it served, or something else, which is the end (R15.5 to R15.7)."""
-        deadline = Deadline.after(self.settings.startup_secs)
         while True:
             try:
                 await wait_until_serving(self.engine, SERVICES, deadline, self.settings.retry_secs)
@@ -177,7 +209,4 @@ class Recovery:
                 await trio.sleep(deadline.sooner_of(self.settings.retry_secs))
                 continue
             self.model.check_same_engine(now)
-            if now.instance_id != self._instance:
-                log.info("engine_replaced", was=self._instance, instance_id=now.instance_id)
-                self._instance = now.instance_id
-            return
+            return now

@@ -109,10 +109,10 @@ def start_worker(
 
 
 def start_engine(
-    flags: Mapping[str, object], *, log_dir: Path, environment: Mapping[str, str] | None = None
+    flags: Mapping[str, object], *, log_dir: Path, environment: Mapping[str, str] | None = None, port: int = 0
 ) -> peers.Engine:
-    """Start a mock engine."""
-    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", "--listen=127.0.0.1:0", "--log-level=debug"]
+    """Start a mock engine, on a port that the system chooses unless one is given."""
+    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", f"--listen=127.0.0.1:{port}", "--log-level=debug"]
     argv += [f"{flag}={value}" for flag, value in (PACE | dict(flags)).items()]
     server = Child("engine", argv, env=peers.environment() | dict(environment or {}), log_dir=log_dir)
     try:

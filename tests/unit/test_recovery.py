@@ -78,19 +78,22 @@ class Book:
     Attributes:
         events: What happened, with its time.
         failure: Raised when the worker is to be found again.
+        replacements: With what it was to be found again: the instance, and whether that was taken for a new one.
     """
 
     events: list[tuple[str, float]] = attrs.field(factory=list)
     failure: Exception | None = None
+    replacements: list[tuple[str, bool]] = attrs.field(factory=list)
 
     async def aio_withdraw_for_recovery(self) -> None:
         """Note it."""
         await aio_checkpoint()
         self.events.append(("withdrawn", trio.current_time()))
 
-    async def aio_return_from_recovery(self) -> None:
+    async def aio_return_from_recovery(self, now: DiscoveredModel, *, replaced: bool) -> None:
         """Note it."""
         await aio_checkpoint()
+        self.replacements.append((now.instance_id, replaced))
         if self.failure is not None:
             raise self.failure
         self.events.append(("back", trio.current_time()))
@@ -235,6 +238,42 @@ async def test_another_lifetime_of_the_same_engine(aio_loop: object, autojump_cl
         assert ["withdrawn", "back"] == [name for name, _ in w.book.events]
         await trio.sleep(100)
         assert (2, "") == (len(w.book.events), w.refused())
+        assert [("two", True)] == w.book.replacements
+
+
+@pytest.mark.rule("R15.6")
+async def test_an_engine_without_a_lifetime_counts_as_replaced(aio_loop: object, autojump_clock: object) -> None:
+    """Where it does not say which lifetime it is in, nothing that was known of its blocks can be trusted."""
+    async with world() as w:
+        w.engine.serve(instance_id="")
+        w.recovery.follow(DiscoveredModel.from_messages(model_info(), server_info(instance_id="")))
+        await trio.sleep(10)
+        assert [] == w.book.events
+        w.engine.mood = GONE
+        await trio.sleep(5)
+        w.engine.serve(instance_id="")
+        await trio.sleep(5)
+        assert [("", True)] == w.book.replacements
+
+
+@pytest.mark.rule("R15.4")
+async def test_an_engine_that_goes_again_while_the_worker_returns(aio_loop: object, autojump_clock: object) -> None:
+    """The return begins anew, and still knows that the engine was replaced; the worker does not end."""
+    async with world() as w:
+        w.book.failure = RpcError(StatusCode.UNAVAILABLE, "gone")
+        w.engine.serve(instance_id="two")
+        await trio.sleep(10)
+        assert ([], "withdrawn") == (w.book.events[1:], w.book.events[0][0])
+        assert "recovering" in w.refused()
+        w.book.failure = None
+        await trio.sleep(2)
+        assert ["withdrawn", "back"] == [name for name, _ in w.book.events]
+        assert {("two", True)} == set(w.book.replacements)
+        assert "" == w.refused()
+        w.book.failure = RpcError(StatusCode.UNAVAILABLE, "gone for good")
+        w.engine.serve(instance_id="three")
+        await trio.sleep(SETTINGS.startup_secs + 10)
+        assert w.book.failure is w.failure
 
 
 @pytest.mark.rule("R15.7")

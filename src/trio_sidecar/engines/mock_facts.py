@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import attrs
@@ -34,6 +35,8 @@ class MockFacts:
         ttft_secs: From admission to the first token, in seconds, speedup applied.
         itl_secs: Between tokens, in seconds, speedup applied; 0 floods.
         multimodal: Takes images and videos, and what an encode mock has made of them.
+        lifetime: Tells this engine from others of the same settings, those before and after it, as vLLM's instance id
+            does.
     """
 
     model_id: str
@@ -54,6 +57,7 @@ class MockFacts:
     rl_controls: bool = False
     multimodal: bool = False
     data_parallel_size: int = 1
+    lifetime: str = attrs.field(factory=lambda: secrets.token_hex(4))
 
     @classmethod
     def resolve(cls, settings: MockSettings) -> Self:
@@ -105,7 +109,7 @@ class MockFacts:
         return ServerInfo(
             engine_version=f"mock-{__version__}",
             api_version="vllm",
-            instance_id=f"dynamo-vllm-mocker-{_MODE_NAMES[self.mode]}",
+            instance_id=f"dynamo-vllm-mocker-{_MODE_NAMES[self.mode]}-{self.lifetime}",
             parallelism=ParallelismInfo(
                 tensor_parallel_size=1,
                 pipeline_parallel_size=1,

@@ -55,6 +55,7 @@ class Binding:
         llm: ``dynamo.llm``: registers models one by one, and fetches adapters.
         open_runtime: ``DistributedRuntime(loop, discovery_backend, request_plane)``: one beside the worker's own, for
             an endpoint that the worker does not have.
+        kv_event_publisher: ``dynamo.llm.KvEventPublisher``: publishes what a source of KV events says.
         waits_for_etcd: Whether its runtime waits for etcd without a word and without letting signals through, so that
             the worker had better wait before.
     """
@@ -69,6 +70,7 @@ class Binding:
     run_vllm_sidecar: Callable[[Sequence[str]], None]
     llm: Any = None
     open_runtime: Callable[..., Any] | None = None
+    kv_event_publisher: Callable[..., Any] | None = None
     waits_for_etcd: bool = False
 
     def aio_run(self, engine: object, config: object, loop: object) -> Awaitable[None]:
@@ -116,5 +118,6 @@ def load_binding() -> Binding:
         run_vllm_sidecar=lambda arguments: backend._run_vllm_sidecar(list(arguments)),  # noqa: SLF001
         llm=llm,
         open_runtime=_core.DistributedRuntime,
+        kv_event_publisher=llm.KvEventPublisher,
         waits_for_etcd=True,
     )

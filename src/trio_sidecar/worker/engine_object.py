@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trio_sidecar.requests.session import Session
     from trio_sidecar.requests.sessions import Sessions
     from trio_sidecar.worker.binding import Binding, RequestContext
-    from trio_sidecar.worker.management import Management, ZmqSource
+    from trio_sidecar.worker.management import Management
 
 __all__ = ["EngineLife", "EngineObject"]
 
@@ -164,11 +164,15 @@ class EngineObject:
 
     # -- Beside requests --------------------------------------------------------------------------------------------
 
-    async def kv_event_sources(self) -> list[ZmqSource]:
-        """Sources of KV events: one per rank, or none."""
-        if self._management is None:
-            return []
-        return await self._aio_managed(self._management.aio_kv_event_sources())
+    async def kv_event_sources(self) -> list[object]:
+        """Sources of KV events for Dynamo to follow: none, because the worker follows them itself.
+
+        Raises:
+            Exception: They are not what they should be; the start fails.
+        """
+        if self._management is not None:
+            await self._aio_managed(self._management.aio_check_kv_sources())
+        return []
 
     async def on_endpoint_ready(self, endpoint: object) -> None:
         """The endpoint exists, but is not registered yet."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import structlog
 
 from trio_sidecar.bridge import aio_shielded, run_aio
@@ -18,8 +17,9 @@ from trio_sidecar.lora import AdapterGate, LoraManager, LoraSettings
 from trio_sidecar.requests.ranks import RankGate
 from trio_sidecar.rl import RlClient, check_control_body, supported_controls, supported_updates, worker_metadata
 from trio_sidecar.worker.etcd import discovery_backend
+from trio_sidecar.worker.kv_publishers import KvPublishers
 from trio_sidecar.worker.lora import DynamoPublisher, aio_downloader
-from trio_sidecar.worker.registration import component_of
+from trio_sidecar.worker.registration import check_registration, component_of, registration
 from trio_sidecar.worker.rl import RouteDescriber, own_system_port, rl_endpoint_name, system_url
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from trio_sidecar.config import WorkerSettings
     from trio_sidecar.discovery import DiscoveredModel
     from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.kv_events import KvSource
     from trio_sidecar.worker.binding import Binding
 
     Answer: TypeAlias = dict[str, object]
 
-__all__ = ["Management", "ZmqSource"]
+__all__ = ["Management"]
 
 WITHDRAW_SECONDS = 5.0
 """How long the adapters' records may take to go when the worker shuts down, in seconds."""
@@ -46,15 +47,6 @@ UNREGISTERING = frozenset({"pause_generation", "sleep"})
 """Controls before which Dynamo withdraws the worker, and after whose failure it leaves it withdrawn."""
 
 log = structlog.get_logger("trio_sidecar.worker")
-
-
-@attrs.frozen(slots=True)
-class ZmqSource:
-    """A publisher of KV events, as Dynamo wants it described; it knows the class by its name."""
-
-    endpoint: str
-    topic: str
-    dp_rank: int
 
 
 class Management:
@@ -76,6 +68,8 @@ class Management:
         self._engine: Engine | None = None
         self._endpoint: Any = None
         self._rl_endpoint: Any = None
+        self._kv_sources: tuple[KvSource, ...] = ()
+        self._kv_publishers = KvPublishers(binding)
         self._nursery: trio.Nursery | None = None
         self._describer = self._describe(model) if settings.enable_rl else None
         self._take(None, model)
@@ -147,32 +141,42 @@ class Management:
 
     # -- KV events --------------------------------------------------------------------------------------------------
 
-    async def aio_kv_event_sources(self) -> list[ZmqSource]:
-        """One source per rank; none of an encode worker (R14.1).
+    async def aio_check_kv_sources(self) -> None:
+        """Find the sources: one per rank; none of an encode worker (R14.1). They are followed as the endpoint is ready.
 
         Raises:
             SidecarError: The engine did not say, or said what cannot be (spec 14).
         """
         if self._settings.disaggregation_mode is DisaggregationMode.ENCODE:
-            return []
+            return
         if self._engine is None:
             reason = "the worker has not started"
             raise EngineShutdown(reason)
         endpoint = self._settings.transport.grpc_endpoint
         host = endpoint.host if isinstance(endpoint, GrpcEndpoint) else LOOPBACK
         listed = await aio_list_sources(self._engine, self._model.local_ranks, host)
-        sources = [source for source in listed if source.dp_rank in self._model.ranks]
-        for source in sources:
-            log.info("kv_event_source", dp_rank=source.dp_rank, endpoint=source.endpoint, topic=source.topic)
-        return [ZmqSource(source.endpoint, source.topic, source.dp_rank) for source in sources]
+        self._kv_sources = tuple(source for source in listed if source.dp_rank in self._model.ranks)
+
+    def _follow_kv_sources(self) -> None:
+        self._kv_publishers.follow(
+            self._endpoint, self._kv_sources, registration(self._model, self._settings).kv_cache_block_size
+        )
 
     # -- Registration -----------------------------------------------------------------------------------------------
 
     async def aio_endpoint_ready(self, endpoint: Any) -> None:
         """The worker's endpoint exists, but nothing is registered there yet."""
         self._endpoint = endpoint
-        facts = self._model.registration(kv_routing=self._settings.disaggregation_mode is not DisaggregationMode.ENCODE)
-        publisher = DynamoPublisher(binding=self._binding, endpoint=endpoint, settings=self._settings, facts=facts)
+        self._attach_publisher()
+        self._follow_kv_sources()
+
+    def _attach_publisher(self) -> None:
+        publisher = DynamoPublisher(
+            binding=self._binding,
+            endpoint=self._endpoint,
+            settings=self._settings,
+            facts=registration(self._model, self._settings),
+        )
         self._lora.records.attach(publisher)
 
     async def aio_before_serving(self) -> None:
@@ -182,50 +186,46 @@ class Management:
             self._serve_rl(self._describer)
 
     async def aio_withdraw(self) -> None:
-        """Remove the records of all adapters; those stay in the engine (R11.5)."""
+        """Remove the records of all adapters; those stay in the engine (R11.5). Tell nobody of blocks any more."""
         try:
             await aio_shielded(WITHDRAW_SECONDS, self._lora.records.aio_withdraw)
         except TimeoutError as error:
             log.warning("lora_records_not_removed", reason=str(error))
-        if self._rl_endpoint is not None:
-            endpoint, self._rl_endpoint = self._rl_endpoint, None
-            try:
-                await aio_shielded(WITHDRAW_SECONDS, endpoint.unregister_endpoint_instance)
-            except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
-                log.warning("rl_endpoint_not_withdrawn", reason=str(error))
+        endpoint, self._rl_endpoint = self._rl_endpoint, None
+        await _aio_unregister(endpoint, "rl_endpoint_not_withdrawn")
+        self._kv_publishers.stop()
+
+    # -- Recovery ---------------------------------------------------------------------------------------------------
 
     async def aio_withdraw_for_recovery(self) -> None:
-        """The engine is away: unpublish the adapters, then the worker (R15.4).
-
-        A KV-aware router may go on believing in the blocks of an engine that is replaced: the binding has no way to
-        clear them (R15.6).
-        """
+        """The engine is away: unpublish the adapters, then the worker, for requests and for trainers (R15.4)."""
         await self._lora.aio_unpublish_all()
-        if self._endpoint is None or self._rl.quieted:  # before a pause Dynamo has withdrawn it
-            return
-        try:
-            await aio_shielded(WITHDRAW_SECONDS, self._endpoint.unregister_endpoint_instance)
-        except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
-            log.warning("worker_not_withdrawn", reason=str(error), effect="requests are refused one by one")
+        if not self._rl.quieted:  # before a pause Dynamo has withdrawn it
+            await _aio_unregister(self._endpoint, "worker_not_withdrawn", effect="requests are refused one by one")
+        await _aio_unregister(self._rl_endpoint, "rl_endpoint_not_withdrawn")
 
-    async def aio_return_from_recovery(self) -> None:
-        """The engine is back: adapters first, then the worker itself (R15.15), unless it was paused (R12.8).
+    async def aio_return_from_recovery(self, now: DiscoveredModel, *, replaced: bool) -> None:
+        """The engine is back: what is known of its blocks first, then the adapters, then the worker (R15.6, R15.15).
+
+        The worker stays withdrawn if it was paused (R12.8).
 
         Raises:
-            SidecarError: The adapters could not be reconciled.
+            IncompatibleEngine: It is not what the worker is registered as, and the record cannot be written anew.
+            SidecarError: The sources of KV events are not what they should be, or the adapters could not be reconciled.
             EngineShutdown: Dynamo does not take the worker back.
         """
+        if replaced:
+            self._model = check_registration(self._model, now.standing_for(self._settings.dp_ranks), self._settings)
+            if self._endpoint is not None:
+                await self.aio_check_kv_sources()
+                self._attach_publisher()
+                self._follow_kv_sources()
         await self._lora.aio_reconcile_or_fail()
-        if self._endpoint is None:
-            return
         if self._rl.quieted:
             await self._aio_stay_quiet()
-            return
-        try:
-            await self._endpoint.register_endpoint_instance()
-        except Exception as error:
-            reason = f"the worker could not be registered again: {error}"
-            raise EngineShutdown(reason) from error
+        else:
+            await _aio_register(self._endpoint)
+        await _aio_register(self._rl_endpoint)
 
     async def _aio_stay_quiet(self) -> None:
         """Dynamo brings the worker back after the operator's resume; until then the engine is to rest as ordered."""
@@ -270,3 +270,28 @@ class Management:
             await self._rl_endpoint.serve_endpoint(describer.aio_generate, graceful_shutdown=True)
         except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
             log.error("rl_endpoint_failed", reason=str(error))
+
+
+async def _aio_unregister(endpoint: Any, failed: str, **why: str) -> None:
+    """Let nobody find what is behind it; a failure is logged under that name. None has nothing behind it."""
+    if endpoint is None:
+        return
+    try:
+        await aio_shielded(WITHDRAW_SECONDS, endpoint.unregister_endpoint_instance)
+    except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions
+        log.warning(failed, reason=str(error), **why)
+
+
+async def _aio_register(endpoint: Any) -> None:
+    """Let it be found again; None has nothing behind it.
+
+    Raises:
+        EngineShutdown: Dynamo refuses.
+    """
+    if endpoint is None:
+        return
+    try:
+        await endpoint.register_endpoint_instance()
+    except Exception as error:
+        reason = f"the worker could not be registered again: {error}"
+        raise EngineShutdown(reason) from error

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.request import ModelFacts
-from trio_sidecar.errors import InvalidConfig
+from trio_sidecar.errors import IncompatibleEngine, InvalidConfig
 
 if TYPE_CHECKING:
     from trio_sidecar.config import WorkerSettings
-    from trio_sidecar.discovery import DiscoveredModel
+    from trio_sidecar.discovery import DiscoveredModel, Registration
     from trio_sidecar.worker.binding import Binding
 
 MODE_FLAG = "--disaggregation-mode"
 
-__all__ = ["check_suitable", "component_of", "engine_config", "model_facts", "worker_config"]
+__all__ = [
+    "check_registration",
+    "check_suitable",
+    "component_of",
+    "engine_config",
+    "model_facts",
+    "registration",
+    "worker_config",
+]
+
+log = structlog.get_logger("trio_sidecar.worker")
 
 _COMPONENTS = {
     DisaggregationMode.PREFILL: "prefill",
@@ -86,13 +98,54 @@ def worker_config(binding: Binding, settings: WorkerSettings, model: DiscoveredM
     )
 
 
+def registration(model: DiscoveredModel, settings: WorkerSettings) -> Registration:
+    """What Dynamo is told about the engine.
+
+    Raises:
+        IncompatibleEngine: The engine's KV facts make no sense (R6.8).
+    """
+    return model.registration(kv_routing=_routes_by_kv(settings.disaggregation_mode))
+
+
+def check_registration(before: DiscoveredModel, now: DiscoveredModel, settings: WorkerSettings) -> DiscoveredModel:
+    """Compare an engine that has replaced another one with what the worker's record says of that (R15.6).
+
+    The binding cannot write a record anew with all that is in it. Front ends refuse prompts by the record's context
+    length and find blocks by its block size, so these must be the same. Capacities only help routers and planners to
+    guess, and vLLM measures its own anew at each start: the record goes on saying what it said.
+
+    Returns:
+        ``now``.
+
+    Raises:
+        IncompatibleEngine: The record would be wrong; says which field.
+    """
+    was, facts = registration(before, settings), registration(now, settings)
+    for name in ("context_length", "kv_cache_block_size"):
+        if getattr(was, name) != getattr(facts, name):
+            reason = (
+                f"the engine that came back has another {name} than this worker is registered with: "
+                f"{getattr(facts, name)} instead of {getattr(was, name)}; start the worker anew"
+            )
+            raise IncompatibleEngine(reason)
+    changes = {
+        name: f"{getattr(was, name)} -> {getattr(facts, name)}"
+        for name in ("total_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
+        if getattr(was, name) != getattr(facts, name)
+    }
+    if changes:
+        effect = "this worker's record goes on saying what it said, until the worker starts anew"
+        log.warning("engine_capacity_changed", effect=effect, **changes)
+    return now
+
+
 def engine_config(binding: Binding, settings: WorkerSettings, model: DiscoveredModel) -> Any:
     """What the engine is: Dynamo's ``EngineConfig``.
 
     Raises:
         IncompatibleEngine: The engine's KV facts make no sense (R6.8).
     """
-    facts = model.registration(kv_routing=_routes_by_kv(settings.disaggregation_mode))
+    facts = registration(model, settings)
     return binding.engine_config(
         model=facts.model,
         served_model_name=facts.served_model_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -324,7 +325,8 @@ async def test_model_and_server_info(aio_loop: object, autojump_clock: object) -
         model.reasoning_parser,
         model.tool_call_parser,
     )
-    assert ("vllm", "dynamo-vllm-mocker-aggregated") == (server.api_version, server.instance_id)
+    assert "vllm" == server.api_version
+    assert re.fullmatch("dynamo-vllm-mocker-aggregated-[0-9a-f]{8}", server.instance_id)
     assert (8, 99, 7, 77, 777, 8) == (
         server.kv_block_size,
         server.total_kv_blocks,
@@ -343,6 +345,17 @@ async def test_model_and_server_info(aio_loop: object, autojump_clock: object) -
         sizes.world_size,
         sizes.data_parallel_rank,
     )
+
+
+async def test_each_engine_is_a_lifetime_of_its_own(aio_loop: object) -> None:
+    """A server that is started again with the same settings has another instance id, as vLLM has."""
+    lifetimes = set()
+    for _ in range(2):
+        async with open_mock(token_settings()) as engine:
+            first, second = [await run_aio(engine.aio_call, GET_SERVER_INFO, GetServerInfoRequest()) for _ in range(2)]
+            assert first.instance_id == second.instance_id
+            lifetimes.add(first.instance_id)
+    assert 2 == len(lifetimes)
 
 
 @pytest.mark.rule("R16.3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import attrs
 import pytest
 import structlog
 import trio
+from structlog.testing import capture_logs
 
 from support.fake_dynamo import ERRORS, FakeDynamo
 from support.lora import BASE_NAMES, LoraEngine, lora
@@ -18,11 +20,19 @@ from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSet
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.discovery import DiscoveredModel
 from trio_sidecar.endpoint import GrpcEndpoint
-from trio_sidecar.errors import EngineShutdown, ErrorKind, InvalidConfig, InvalidRequest, RpcError, StatusCode
+from trio_sidecar.errors import (
+    EngineShutdown,
+    ErrorKind,
+    IncompatibleEngine,
+    InvalidConfig,
+    InvalidRequest,
+    RpcError,
+    StatusCode,
+)
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import FakeEngine
 from trio_sidecar.worker.engine_object import EngineObject
-from trio_sidecar.worker.management import Management, ZmqSource
+from trio_sidecar.worker.management import Management
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,7 +60,7 @@ RL_UPDATES = [
 ]
 
 
-def model(rl: wire.RlCapabilities | None = EVERYTHING, ranks: int = 1) -> DiscoveredModel:
+def model(rl: wire.RlCapabilities | None = EVERYTHING, ranks: int = 1, **server: Any) -> DiscoveredModel:
     parallelism = wire.ParallelismInfo(
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
@@ -67,7 +77,13 @@ def model(rl: wire.RlCapabilities | None = EVERYTHING, ranks: int = 1) -> Discov
             supports_lora=True,
             supports_multimodal=True,
         ),
-        wire.ServerInfo(api_version="vllm", max_loras=4, rl_capabilities=rl, parallelism=parallelism),
+        wire.ServerInfo(
+            api_version="vllm",
+            max_loras=4,
+            rl_capabilities=rl,
+            parallelism=parallelism,
+            **{"kv_block_size": 16, "instance_id": "one", **server},
+        ),
     )
 
 
@@ -122,6 +138,26 @@ class FakeRegistry:
 
 
 @attrs.define(eq=False)
+class FakePublisher:
+    """``dynamo.llm.KvEventPublisher``: remembers what it was made with, and whether it runs."""
+
+    endpoint: Any
+    kv_block_size: int
+    dp_rank: int
+    enable_local_indexer: bool
+    zmq_endpoint: str
+    zmq_topic: str
+    running: bool = True
+
+    def shutdown(self) -> None:
+        self.running = False
+
+    @property
+    def source(self) -> tuple[str, str, int]:
+        return self.zmq_endpoint, self.zmq_topic, self.dp_rank
+
+
+@attrs.define(eq=False)
 class Scene:
     """A worker's management, its engine, and Dynamo's side."""
 
@@ -130,21 +166,38 @@ class Scene:
     engine: FakeEngine
     registry: FakeRegistry = attrs.field(factory=FakeRegistry)
     endpoint: FakeEndpoint = attrs.field(factory=FakeEndpoint)
+    publishers: list[FakePublisher] = attrs.field(factory=list)
     management: Management = attrs.field(init=False)
     object: EngineObject = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         """Make the worker's side."""
-        binding = attrs.evolve(FakeDynamo().binding, llm=self.registry)
+        binding = attrs.evolve(FakeDynamo().binding, llm=self.registry, kv_event_publisher=self.publish)
         self.management = Management(binding, self.settings, self.found)
         sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
         life = SimpleNamespace(aio_stop=aio_checkpoint)
         self.object = EngineObject(binding, life, sessions, management=self.management)
 
+    def publish(self, *positional: Any, **keywords: Any) -> FakePublisher:
+        """Make a publisher."""
+        self.publishers.append(FakePublisher(*positional, **keywords))
+        return self.publishers[-1]
+
+    def followed(self) -> list[tuple[str, str, int]]:
+        """The sources whose events are published now."""
+        return [publisher.source for publisher in self.publishers if publisher.running]
+
     async def start(self) -> None:
-        """Up to where Dynamo asks for names."""
+        """Up to where Dynamo asks for names, in its order."""
         self.management.attach(self.engine, self.found)
+        if "GetKvEventSources" in self.engine.answers:
+            assert [] == await run_aio(self.object.kv_event_sources)
         await run_aio(self.object.on_endpoint_ready, self.endpoint)
+
+    async def replace(self, now: DiscoveredModel, *, replaced: bool = True) -> None:
+        """The engine goes away and comes back."""
+        await run_aio(self.management.aio_withdraw_for_recovery)
+        await run_aio(partial(self.management.aio_return_from_recovery, now, replaced=replaced))
 
 
 def scene(engine: FakeEngine | None = None, found: DiscoveredModel | None = None, **settings: Any) -> Scene:
@@ -339,17 +392,20 @@ def source(rank: int) -> wire.KvEventSource:
 
 def publishing(*ranks: int) -> FakeEngine:
     answer = wire.GetKvEventSourcesResponse(sources=[source(rank) for rank in ranks])
-    return FakeEngine(answers={"GetKvEventSources": answer})
+    return FakeEngine(answers={"GetKvEventSources": answer, "ListLoras": wire.ListLorasResponse()})
 
 
 @pytest.mark.rule("R14.3", "R14.5", "R14.6")
-async def test_each_rank_has_a_source_that_can_be_dialled(aio_loop: asyncio.AbstractEventLoop) -> None:
-    """Dynamo tells the kind of a source by the name of its class."""
+async def test_each_rank_has_a_source_that_is_published(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """By a publisher of the worker's own; Dynamo is given none to follow. At the end nothing is published any more."""
     here = scene(publishing(0, 1), model(ranks=2))
     await here.start()
-    sources = await run_aio(here.object.kv_event_sources)
-    assert [ZmqSource("tcp://10.0.0.7:5557", "kv", 0), ZmqSource("tcp://10.0.0.7:5558", "kv", 1)] == sources
-    assert "ZmqSource" == type(sources[0]).__name__
+    assert [("tcp://10.0.0.7:5557", "kv", 0), ("tcp://10.0.0.7:5558", "kv", 1)] == here.followed()
+    assert {(here.endpoint, 16, True)} == {
+        (publisher.endpoint, publisher.kv_block_size, publisher.enable_local_indexer) for publisher in here.publishers
+    }
+    await run_aio(here.object.cleanup)
+    assert [] == here.followed()
 
 
 @pytest.mark.rule("R14.3")
@@ -357,16 +413,15 @@ async def test_a_part_of_the_ranks_has_its_sources_only(aio_loop: asyncio.Abstra
     """Workers that share an engine split its sources: no event is credited to two of them."""
     here = scene(publishing(0, 1, 2), model(ranks=3).standing_for(range(1, 3)))
     await here.start()
-    assert [1, 2] == [source.dp_rank for source in await run_aio(here.object.kv_event_sources)]
+    assert [1, 2] == [rank for _, _, rank in here.followed()]
 
 
 @pytest.mark.rule("R14.4")
 async def test_a_missing_rank_stops_the_start(aio_loop: asyncio.AbstractEventLoop) -> None:
     """A router that misses a rank's events would be quietly wrong."""
     here = scene(publishing(0), model(ranks=2))
-    await here.start()
     with pytest.raises(ERRORS[ErrorKind.UNKNOWN], match="data-parallel ranks"):
-        await run_aio(here.object.kv_event_sources)
+        await here.start()
 
 
 @pytest.mark.rule("R14.1")
@@ -374,13 +429,87 @@ async def test_encode_workers_have_none(aio_loop: asyncio.AbstractEventLoop) -> 
     """The engine is not even asked."""
     here = scene(publishing(0), disaggregation_mode=DisaggregationMode.ENCODE)
     await here.start()
-    assert ([], []) == (await run_aio(here.object.kv_event_sources), here.engine.calls)
+    assert ([], []) == (here.followed(), here.engine.calls)
 
 
 async def test_before_the_start_nobody_knows(aio_loop: asyncio.AbstractEventLoop) -> None:
     """Asking too early is a state error."""
     with pytest.raises(EngineShutdown, match="not started"):
-        await run_aio(scene().management.aio_kv_event_sources)
+        await run_aio(scene().management.aio_check_kv_sources)
+
+
+async def test_without_a_block_size_nothing_is_published(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """Routers could not tell which tokens a block holds; the worker serves all the same."""
+    here = scene(publishing(0), model(kv_block_size=0))
+    with capture_logs() as logs:
+        await here.start()
+    assert ([], ["kv_events_not_published"]) == (here.followed(), [entry["event"] for entry in logs])
+
+
+async def test_a_publisher_that_dynamo_cannot_make(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The worker does not start, and says which source it was."""
+    here = scene(publishing(0))
+    here.management._kv_publishers.binding = attrs.evolve(
+        here.management._binding, kv_event_publisher=lambda *_, **__: 1 / 0
+    )
+    with pytest.raises(
+        ERRORS[ErrorKind.ENGINE_SHUTDOWN], match=r"rank 0 at tcp://10\.0\.0\.7:5557 cannot be published"
+    ):
+        await here.start()
+
+
+@pytest.mark.rule("R15.6")
+async def test_a_replaced_engine_gets_new_publishers(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """At its own addresses, and with nothing that the ones before have heard."""
+    here = scene(publishing(0))
+    await here.start()
+    moved = source(0)
+    moved.endpoint = "tcp://*:7000"
+    here.engine.answers["GetKvEventSources"] = wire.GetKvEventSourcesResponse(sources=[moved])
+    await here.replace(model(instance_id="two"))
+    assert [False, True] == [publisher.running for publisher in here.publishers]
+    assert [("tcp://10.0.0.7:7000", "kv", 0)] == here.followed()
+    assert (1, 1) == (here.endpoint.withdrawn, here.endpoint.registered)
+
+
+@pytest.mark.rule("R15.5")
+async def test_the_same_engine_keeps_its_publishers(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """It still has the blocks that it had before a connection was lost."""
+    here = scene(publishing(0))
+    await here.start()
+    await here.replace(model(), replaced=False)
+    assert [True] == [publisher.running for publisher in here.publishers]
+
+
+@pytest.mark.rule("R15.6")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"kv_block_size": 32}, "kv_cache_block_size .* 32 instead of 16"), ({"max_model_len": 5}, "context_length .* 5")],
+)
+async def test_a_replacement_that_the_record_does_not_describe(
+    aio_loop: asyncio.AbstractEventLoop, change: dict[str, int], said: str
+) -> None:
+    """It ends the worker, because the record cannot be written anew; nobody is told of it before."""
+    here = scene(publishing(0), model(max_model_len=100))
+    await here.start()
+    now: dict[str, Any] = {"max_model_len": 100, "instance_id": "two"} | change
+    with pytest.raises(IncompatibleEngine, match=said):
+        await here.replace(model(**now))
+    assert 0 == here.endpoint.registered
+
+
+@pytest.mark.rule("R15.6", "R6.14")
+async def test_a_replacement_of_another_capacity(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """An engine measures its memory anew at each start: the worker serves, and adapters' records have the news."""
+    engine = publishing(0)
+    engine.answers["ListLoras"] = wire.ListLorasResponse(adapters=[lora("adapter-a", 3)])
+    here = scene(engine, model(total_kv_blocks=1000))
+    await here.start()
+    with capture_logs() as logs:
+        await here.replace(model(total_kv_blocks=990, instance_id="two"))
+    (entry,) = [entry for entry in logs if entry["event"] == "engine_capacity_changed"]
+    assert ("1000 -> 990", 1) == (entry["total_kv_blocks"], here.endpoint.registered)
+    assert 990 == here.registry.adapters["adapter-a"]["runtime_config"].total_kv_blocks
 
 
 # -- RL endpoint
@@ -417,12 +546,16 @@ class FakeRuntime:
         await aio_checkpoint()
         self.withdrawn += 1
 
+    async def register_endpoint_instance(self) -> None:
+        await aio_checkpoint()
+        self.withdrawn -= 1
+
 
 @pytest.mark.rule("R6.16")
 async def test_trainers_are_told_of_the_worker(
     aio_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --enable-rl there is an endpoint beside the serving one, as long as the worker serves."""
+    """With --enable-rl there is an endpoint beside the serving one, as long as the worker serves and has its engine."""
     monkeypatch.setenv("DYN_SYSTEM_PORT", "9000")
     monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
     here = scene(enable_rl=True)
@@ -443,6 +576,10 @@ async def test_trainers_are_told_of_the_worker(
             answer["world_size"],
             {route for route in answer["routes"] if route.startswith("control/")},
         )
+        await run_aio(here.management.aio_withdraw_for_recovery)
+        assert 1 == runtime.withdrawn
+        await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
+        assert 0 == runtime.withdrawn
         await run_aio(here.object.cleanup)
         assert 1 == runtime.withdrawn
         nursery.cancel_scope.cancel()
@@ -473,7 +610,7 @@ async def test_adapters_go_with_the_engine_and_come_back_before_the_worker_does(
     assert ({}, 1) == (here.registry.adapters, here.endpoint.withdrawn)
     engine.adapters.clear()
     engine.hold(lora("adapter-b", 4))
-    await run_aio(here.management.aio_return_from_recovery)
+    await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
     assert (["adapter-b"], 1) == (list(here.registry.adapters), here.endpoint.registered)
 
 
@@ -486,7 +623,7 @@ async def test_an_engine_that_cannot_list_its_adapters_after_a_recovery_is_fatal
     await here.start()
     await run_aio(here.management.aio_withdraw_for_recovery)
     with pytest.raises(RpcError, match="injected"):
-        await run_aio(here.management.aio_return_from_recovery)
+        await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
     assert 0 == here.endpoint.registered
 
 
@@ -497,7 +634,7 @@ async def test_a_dynamo_that_does_not_listen_during_a_recovery(aio_loop: asyncio
     here.endpoint.refuses = True
     await run_aio(here.management.aio_withdraw_for_recovery)
     with pytest.raises(EngineShutdown, match="could not be registered again: no"):
-        await run_aio(here.management.aio_return_from_recovery)
+        await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
 
 
 RL_ANSWERS = {
@@ -511,31 +648,31 @@ RL_ANSWERS = {
 @pytest.mark.rule("R12.8")
 async def test_a_paused_worker_is_still_paused_after_a_recovery(aio_loop: asyncio.AbstractEventLoop) -> None:
     """Dynamo withdrew it before the pause, and only a resume brings it back; a new engine is paused again."""
-    here = scene(FakeEngine(answers=RL_ANSWERS), lora_enabled=False)
+    here = scene(FakeEngine(answers=dict(RL_ANSWERS)), lora_enabled=False)
     await here.start()
     await run_aio(here.object.engine_control, "pause_generation", {"mode": "keep"})
     await run_aio(here.management.aio_withdraw_for_recovery)
     with structlog.testing.capture_logs() as logs:
-        await run_aio(here.management.aio_return_from_recovery)
+        await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
     assert (0, 0) == (here.endpoint.withdrawn, here.endpoint.registered)
     assert ["PauseGeneration", "IsPaused", "PauseGeneration"] == [name for name, _ in here.engine.calls]
     assert ["stays_paused"] == [line["event"] for line in logs]
     await run_aio(here.object.engine_control, "resume_generation", {})
     await run_aio(here.management.aio_withdraw_for_recovery)
-    await run_aio(here.management.aio_return_from_recovery)
+    await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
     assert (1, 1) == (here.endpoint.withdrawn, here.endpoint.registered)
 
 
 @pytest.mark.rule("R12.8")
 async def test_a_new_engine_that_cannot_be_paused_gets_no_requests_either(aio_loop: asyncio.AbstractEventLoop) -> None:
     """The worker stays withdrawn, and the log says why the engine is not paused."""
-    here = scene(FakeEngine(answers=RL_ANSWERS), lora_enabled=False)
+    here = scene(FakeEngine(answers=dict(RL_ANSWERS)), lora_enabled=False)
     await here.start()
     await run_aio(here.object.engine_control, "pause_generation", {})
     await run_aio(here.management.aio_withdraw_for_recovery)
     here.engine.answers["PauseGeneration"] = RpcError(StatusCode.INTERNAL, "injected")
     with structlog.testing.capture_logs() as logs:
-        await run_aio(here.management.aio_return_from_recovery)
+        await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
     assert (0, 0) == (here.endpoint.withdrawn, here.endpoint.registered)
     assert [("pause_not_ordered_again", "warning")] == [(line["event"], line["log_level"]) for line in logs]
     assert "PauseGeneration: injected" in logs[0]["reason"]
@@ -546,5 +683,5 @@ async def test_a_recovery_before_the_endpoint_is_there(aio_loop: asyncio.Abstrac
     here = scene(lora_enabled=False)
     here.management.attach(here.engine, here.found)
     await run_aio(here.management.aio_withdraw_for_recovery)
-    await run_aio(here.management.aio_return_from_recovery)
+    await run_aio(partial(here.management.aio_return_from_recovery, here.found, replaced=False))
     assert (0, 0) == (here.endpoint.withdrawn, here.endpoint.registered)
