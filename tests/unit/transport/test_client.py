@@ -44,7 +44,7 @@ class FakePool:
         leased: Leases that were not given back.
     """
 
-    batches: list[Any] = attrs.field(factory=list)
+    batches: list[Any] = attrs.field(factory=list, converter=list)
     refusals: list[Exception] = attrs.field(factory=list)
     hopeless: Exception | None = None
     limit: int = 1000

@@ -126,5 +126,5 @@ HINT = "TLS: the server closed the connection; it may be a plaintext server"
 )
 def test_the_words_for_a_loss(error: Exception | None, more: dict[str, Any], told: str) -> None:
     """They tell a peer that went from one that never understood us."""
-    circumstances = {"greeted": more.pop("greeted", False), "unread": more.pop("unread", b"")}
-    assert told == loss(error, of(**more), **circumstances)
+    settings = of(**{name: value for name, value in more.items() if name not in ("greeted", "unread")})
+    assert told == loss(error, settings, greeted=more.get("greeted", False), unread=more.get("unread", b""))
