@@ -44,7 +44,7 @@ class FakePool:
         leased: Leases that were not given back.
     """
 
-    batches: list[Any] = attrs.field(factory=list, converter=list)
+    batches: list[Any] = attrs.field(factory=list)
     refusals: list[Exception] = attrs.field(factory=list)
     hopeless: Exception | None = None
     limit: int = 1000
@@ -153,7 +153,7 @@ async def test_a_unary_call_gives_its_one_message(aio_loop: Loop) -> None:
 async def test_any_other_number_of_messages_is_the_peers_fault(aio_loop: Loop, batches: list[Any], count: int) -> None:
     """The error names the peer, the call and the number."""
     with pytest.raises(ProtocolError) as caught:
-        await unary(FakePool(batches))
+        await unary(FakePool([*batches]))
     sentence = f"Health.Check: {count} messages where one is due"
     assert ("the engine", sentence) == (caught.value.peer, caught.value.reason)
 
