@@ -109,6 +109,10 @@ class _OtelSpan:
         self._propagator.inject(carrier, self.context)
         return carrier
 
+    @property
+    def recorded(self) -> bool:
+        return self._span.is_recording()
+
     def end(self, *, failure: str = "", attributes: Mapping[str, Attribute] | None = None) -> None:
         if self._ended:
             return

@@ -65,11 +65,12 @@ def trace_request(tracer: Tracer, headers: Mapping[str, object] | None, role: st
     context = passed_on(headers)
     if not tracer.enabled:
         return _Untraced(context) if context else UNTRACED
-    return _Traced(tracer, tracer.begin(REQUEST, context, serves=True, attributes={"role": role}))
+    span = tracer.begin(REQUEST, context, serves=True, attributes={"role": role})
+    return _Traced(tracer, span) if span.recorded else _Untraced(span.headers)
 
 
 class _Untraced:
-    """Nobody traces here; the context goes on as it came."""
+    """Nobody traces here, or nobody records this one; the context goes on."""
 
     __slots__ = ("headers",)
 

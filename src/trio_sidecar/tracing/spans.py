@@ -21,6 +21,11 @@ class Span(Protocol):
         """What makes another service's work a part of this."""
         ...
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it will be seen; not if whoever began the trace, or a sampler, has decided against it."""
+        ...
+
     def end(self, *, failure: str = "", attributes: Mapping[str, Attribute] | None = None) -> None:
         """It is over; a second end changes nothing.
 
@@ -66,6 +71,10 @@ class _NoSpan:
     @property
     def headers(self) -> Mapping[str, str]:
         return {}
+
+    @property
+    def recorded(self) -> bool:
+        return False
 
     def end(self, *, failure: str = "", attributes: Mapping[str, Attribute] | None = None) -> None:
         pass

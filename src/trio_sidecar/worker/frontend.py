@@ -91,9 +91,9 @@ async def run_frontend(
         MissingExtra: Dynamo is not installed.
     """
     try:
-        binding = binding or load_frontend_binding()
         os.environ.setdefault("DYN_LOG", "warn")
-        let_runtime_trace(os.environ)
+        let_runtime_trace(os.environ)  # before the import, which reads it
+        binding = binding or load_frontend_binding()
         async with open_stop_signals(process_ends_after=process_ends_after) as stop:
             failure = await _serve(settings, binding, stop)
         if failure is not None:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.traces import running_collector
+from trio_sidecar import tracing
 from trio_sidecar.errors import InvalidConfig
-from trio_sidecar.tracing import NO_TRACES, open_tracer, opening
+from trio_sidecar.tracing import NO_TRACES, open_tracer, opening, otel
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-OTEL = "trio_sidecar.tracing.otel"
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let our module be imported again, until the test's end."""
+    monkeypatch.setattr(tracing, "otel", otel)
+    monkeypatch.delitem(sys.modules, otel.__name__)
 
 
 def test_nothing_is_imported_unless_asked_for() -> None:
@@ -47,7 +53,7 @@ def test_asked_for(monkeypatch: pytest.MonkeyPatch, logs: list[MutableMapping[st
 def test_an_error_in_the_block_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is exported all the same, within the budget, and the error is the block's own."""
     budgets = []
-    monkeypatch.setattr(f"{OTEL}.OtelTracer.close", lambda self, budget: budgets.append(budget))
+    monkeypatch.setattr(otel.OtelTracer, "close", lambda self, budget: budgets.append(budget))
     with pytest.raises(KeyError), open_tracer({"OTEL_TRACES_EXPORTER": "console"}, "ours"):
         raise KeyError
     assert [opening.FLUSH_SECS] == budgets
@@ -73,7 +79,7 @@ def test_missing_packages_are_one_warning(
     package: str,
 ) -> None:
     """The variables may be for others that read them: work goes on, and the advice names what to install."""
-    monkeypatch.delitem(sys.modules, OTEL, raising=False)
+    forget(monkeypatch)
     monkeypatch.setitem(sys.modules, missing, None)
     with open_tracer(environ, "ours") as tracer:
         assert NO_TRACES is tracer
@@ -85,7 +91,7 @@ def test_missing_packages_are_one_warning(
 
 def test_what_is_broken_is_not_taken_for_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """An import that fails for another reason says so."""
-    monkeypatch.delitem(sys.modules, OTEL, raising=False)
+    forget(monkeypatch)
     monkeypatch.setitem(sys.modules, "structlog", None)
     with pytest.raises(ImportError, match="structlog"), open_tracer({ENDPOINT: "http://x"}, "ours"):
         pass
