@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from trio_sidecar.requests.session import Session
+    from trio_sidecar.testing.fake_engine import Step
 
 LOST = RpcError(StatusCode.UNAVAILABLE, "lost")
 
@@ -63,7 +64,8 @@ def test_the_reasons_are_those_of_sessions() -> None:
 
 async def test_times_and_tokens(aio_loop: object, autojump_clock: object) -> None:
     """Accepted at 0, first message at 1, first token at 2, another at 2.5, two more at 4.5 with the end."""
-    first, last = [Wait(0.5), Send(tokens()), Wait(1), Send(tokens(7))], [Wait(2), Send(finish(1, 2, total=4))]
+    first: list[Step] = [Wait(0.5), Send(tokens()), Wait(1), Send(tokens(7))]
+    last: list[Step] = [Wait(2), Send(finish(1, 2, total=4))]
     script = Script(opening=[Wait(0.5)], stream=[*first, Wait(0.5), Send(tokens(8)), *last])
     async with serving(script, coalesce=False) as sessions:
         await drain(sessions.open(minimal_request(), "r"))

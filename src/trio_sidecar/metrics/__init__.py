@@ -8,6 +8,7 @@ from trio_sidecar.metrics.exposition import FamilyCollector, exposition, passed_
 from trio_sidecar.metrics.families import ENGINE_FAMILIES, WORKER_FAMILIES, Family, Kind
 from trio_sidecar.metrics.histogram import Histogram
 from trio_sidecar.metrics.lag import watch_lag
+from trio_sidecar.metrics.pool import PoolMeter
 from trio_sidecar.metrics.requests import RequestMeter, TokenClock
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "FamilyCollector",
     "Histogram",
     "Kind",
+    "PoolMeter",
     "RequestMeter",
     "TokenClock",
     "exposition",

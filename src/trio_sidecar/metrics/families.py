@@ -23,9 +23,10 @@ LATENCY_BOUNDS = (
 ROLES = ("agg", "prefill", "decode", "encode")
 END_REASONS = ("finished", "cancelled", "consumer_gone", "error", "shutdown", "timeout")
 REFUSALS = ("invalid", "overloaded", "unavailable", "internal")
+OTHER = "other"
 RESET_CODES = (
     *("NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR", "STREAM_CLOSED", "REFUSED_STREAM"),
-    *("CANCEL", "ENHANCE_YOUR_CALM", "other"),
+    *("CANCEL", "ENHANCE_YOUR_CALM", OTHER),
 )
 
 

@@ -15,6 +15,7 @@ import attrs
 import structlog
 
 from trio_sidecar.errors import RpcError, StatusCode
+from trio_sidecar.metrics import PoolMeter
 
 if TYPE_CHECKING:
     import ssl
@@ -72,6 +73,7 @@ class ConnectionSettings:
         max_message_bytes: The largest message, in both directions (R3.12).
         stream_window_bytes: Flow-control window of a stream.
         connection_window_bytes: Flow-control window of the connection.
+        meter: What is counted of it, together with the others of its pool.
     """
 
     endpoint: GrpcEndpoint | UnixAddress
@@ -81,6 +83,7 @@ class ConnectionSettings:
     max_message_bytes: int = 64 << 20
     stream_window_bytes: int = STREAM_WINDOW_BYTES
     connection_window_bytes: int = CONNECTION_WINDOW_BYTES
+    meter: PoolMeter = attrs.field(factory=PoolMeter, eq=False, repr=False)
 
 
 class RawStream(Protocol):

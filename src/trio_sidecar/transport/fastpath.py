@@ -262,6 +262,8 @@ class _FastProcessor(EventsProcessor):
             stream.on_end()
 
     def process_stream_reset(self, event: Any) -> None:
+        if event.remote_reset:
+            self.owner.settings.meter.note_reset(int(event.error_code))
         if (stream := self.owner.streams.get(event.stream_id)) is not None:
             stream.on_reset(int(event.error_code), by_peer=event.remote_reset)
 

@@ -22,7 +22,7 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.bridge import AioEvent, run_aio
+from trio_sidecar.bridge import AioEvent, aio_now, run_aio
 from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport.balance import PoolStatistics, SlotLoad, choose, stream_cap
@@ -103,6 +103,7 @@ class Pool:
     def __init__(self, settings: TransportSettings, *, peer: str, bootstrap: bool, fast: bool | None) -> None:
         self.settings = settings
         self._connection_settings = connection_settings(settings)
+        self.meter = self._connection_settings.meter
         self.peer = peer
         self._endpoint = settings.grpc_endpoint.label
         self._bootstrap = bootstrap
@@ -154,11 +155,13 @@ class Pool:
             ConnectError: No connection is up and none can be made at present, or the pool is closing.
         """
         if not self._waiting and (lease := self._lease_now()) is not None:
+            self.meter.wait.observe(0.0)
             return lease
         if (error := self._hopeless()) is not None:
             raise error
         waiter = _Waiter()
         self._waiting.append(waiter)
+        began = aio_now()
         try:
             await waiter.ready.aio_wait()
         except BaseException:
@@ -167,6 +170,8 @@ class Pool:
             elif waiter in self._waiting:
                 self._waiting.remove(waiter)
             raise
+        finally:
+            self.meter.wait.observe(aio_now() - began)
         if waiter.error is not None:
             raise waiter.error
         assert waiter.lease is not None  # noqa: S101

@@ -125,6 +125,7 @@ class PublicConnection:
             return RpcError(StatusCode(error.status.value), error.message or "")
         if isinstance(error, StreamTerminatedError) and (match := _RESET_CODE.search(str(error))):
             code = int(match[1])
+            self.settings.meter.note_reset(code)
             return RpcError(status_of_reset(code), f"the peer reset the stream (HTTP/2 error code {code})")
         if isinstance(error, NotImplementedError):
             return RpcError(StatusCode.INTERNAL, "the peer sent a compressed message, unasked")

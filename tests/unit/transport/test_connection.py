@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.lowlevel
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 
 from trio_sidecar.bridge import AioEvent, aio_sleep, aio_timeout, run_aio
 from trio_sidecar.endpoint import GrpcEndpoint
@@ -268,7 +269,7 @@ async def test_an_end_within_a_message(connect: Connect, collect: Collect) -> No
     ],
 )
 async def test_a_reset_by_the_peer(connect: Connect, collect: Collect, code: int, status: StatusCode) -> None:
-    """A reset ends its own stream with the status of its code and leaves the connection usable."""
+    """A reset ends its own stream with the status of its code, counts, and leaves the connection usable."""
 
     async def script(stream: PeerStream) -> None:
         await stream.send_headers()
@@ -277,6 +278,8 @@ async def test_a_reset_by_the_peer(connect: Connect, collect: Collect, code: int
     async with open_peer(script) as peer, connect(peer) as connection:
         error = await failing(collect, connection)
         assert status is error.status
+        counted = {name: count for name, count in connection.settings.meter.resets.items() if count}
+        assert {ErrorCodes(code).name: 1} == counted
         peer.script = script_echo
         assert [b"x"] == await collect(connection, request=b"x")
 

@@ -189,7 +189,7 @@ def ports(peer: Peer) -> dict[int, int]:
 
 @pytest.mark.rule("FR-100", "E3")
 async def test_calls_over_the_cap_wait_their_turn(aio_loop: object) -> None:
-    """With a peer limit of 3, two connections carry two streams each; 20 calls all finish, and the queue shows."""
+    """With a peer limit of 3, two connections carry two streams each; 20 calls all finish, and queue and waits show."""
     most = 0
 
     async def script(stream: PeerStream) -> None:
@@ -208,6 +208,9 @@ async def test_calls_over_the_cap_wait_their_turn(aio_loop: object) -> None:
         assert 4 == most
         assert 20 == len(peer.streams)
         assert 0 == pool.statistics().queued
+        wait = pool.meter.wait
+        assert (20, True) == (sum(wait.counts), wait.sum > 0.01)
+        assert wait.counts[0] >= 4  # those that had a place at once
 
 
 async def test_a_cancelled_waiter_leaves_the_queue(aio_loop: object) -> None:
@@ -221,6 +224,7 @@ async def test_a_cancelled_waiter_leaves_the_queue(aio_loop: object) -> None:
             with trio.move_on_after(0.05):
                 await check(pool)
             assert 0 == pool.statistics().queued
+            assert 0.05 <= pool.meter.wait.sum
             peer.script = script_answer
             nursery.start_soon(check, pool)
             await wait_until(lambda: pool.statistics().queued == 1)
