@@ -109,6 +109,11 @@ class Recovery:
     away: bool = attrs.field(default=False, init=False)
     _instance: str = attrs.field(default="", init=False)
 
+    @property
+    def instance_id(self) -> str:
+        """Which lifetime of the engine is served."""
+        return self._instance
+
     def follow(self, model: DiscoveredModel) -> None:
         """The lifetime of the engine with which serving begins."""
         self._instance = model.instance_id

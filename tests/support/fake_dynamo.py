@@ -95,6 +95,7 @@ class FakeDynamo:
         engine_config: What ``start`` returned.
         engine: The worker's engine object, once the worker has been made.
         registered: Set when it serves.
+        metrics: The worker's callback for metrics.
     """
 
     aio_serve: Callable[[EngineObject], Awaitable[None]] | None = None
@@ -104,6 +105,7 @@ class FakeDynamo:
     engine: EngineObject | None = None
     sidecar_arguments: Sequence[str] | None = None
     registered: AioEvent = attrs.field(factory=AioEvent)
+    metrics: Callable[[], str] | None = None
 
     @property
     def binding(self) -> Binding:
@@ -138,7 +140,7 @@ class FakeDynamo:
             self.engine_config = await engine.start(WORKER_ID)
         except FakeDynamoError as error:
             return RuntimeError(f"{type(error).__name__}: {error}")
-        await engine.register_prometheus(object())
+        await engine.register_prometheus(self)
         assert engine.component_metrics_dp_ranks() == []
         assert await engine.kv_event_sources() == []
         await engine.on_endpoint_ready(object())
@@ -151,6 +153,10 @@ class FakeDynamo:
                 await self.aio_serve(engine)
             assert isinstance(await engine.is_quiescent(), bool)
         return self.failure
+
+    def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
+        """Keep the callback, as Dynamo does."""
+        self.metrics = callback
 
     def _run_sidecar(self, arguments: Sequence[str]) -> None:
         self.sidecar_arguments = arguments

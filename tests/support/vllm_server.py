@@ -121,9 +121,15 @@ def vllm_environment(models: Path, **extra: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def vllm_server(
-    models: Path, tokenizer: Tokenizer, directory: Path, *, arguments: Sequence[str] = (), name: str = "vllm-server"
+    models: Path,
+    tokenizer: Tokenizer,
+    directory: Path,
+    *,
+    arguments: Sequence[str] = (),
+    name: str = "vllm-server",
+    **variables: str,
 ) -> Iterator[VllmServer]:
-    """Start a server over ``models/model``; ready when it listens."""
+    """Start a server over ``models/model``, with these variables besides; ready when it listens."""
     argv: list[str | Path] = [
         sys.executable,
         "-m",
@@ -134,7 +140,7 @@ def vllm_server(
         "--listen=127.0.0.1:0",
     ]
     argv += [*VLLM_ARGUMENTS, *arguments]
-    process = Child(name, argv, env=vllm_environment(models), log_dir=directory)
+    process = Child(name, argv, env=vllm_environment(models, **variables), log_dir=directory)
     try:
         endpoint = process.wait_for_line(r"^listening on (\S+)", seconds=START_SECONDS)[1]
         with grpc.insecure_channel(endpoint, options=NO_LIMIT) as channel:

@@ -216,6 +216,11 @@ class Sessions:
         self.meter.ended[reason] += 1
         self.meter.duration.observe(session.age)
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`serving` is over."""
+        return self._closed
+
     def suspend(self, reason: str) -> None:
         """Refuse new requests, with the reason, until :meth:`resume`; open ones go on (R15.3)."""
         self._suspended = reason

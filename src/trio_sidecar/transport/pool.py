@@ -134,12 +134,13 @@ class Pool:
     def statistics(self) -> PoolStatistics:
         """A snapshot."""
         ready = [slot for slot in self.slots if slot.connection is not None]
+        connections = tuple(self._connections)  # a copy, because metrics are asked for on another thread
         return PoolStatistics(
             connections=len(self.slots),
             active=sum(slot.open_streams > 0 for slot in ready),
             idle=sum(slot.open_streams == 0 for slot in ready),
-            draining=sum(connection.state is ConnectionState.DRAINING for connection in self._connections),
-            open_streams=sum(connection.open_streams for connection in self._connections),
+            draining=sum(connection.state is ConnectionState.DRAINING for connection in connections),
+            open_streams=sum(connection.open_streams for connection in connections),
             queued=len(self._waiting),
             reconnects=self._reconnects,
             failed_reconnects=self._failed_reconnects,

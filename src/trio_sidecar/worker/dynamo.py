@@ -25,6 +25,7 @@ from trio_sidecar.engines.remote import open_remote
 from trio_sidecar.errors import ErrorKind, InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
+from trio_sidecar.metrics import watch_lag
 from trio_sidecar.recovery import Recovery, RecoverySettings
 from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.sessions import Sessions
@@ -35,6 +36,7 @@ from trio_sidecar.worker.errors import RuntimeFailed
 from trio_sidecar.worker.etcd import discovery_backend, wait_for_etcd
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.management import Management
+from trio_sidecar.worker.metrics import WorkerMetrics
 from trio_sidecar.worker.probes import open_probes, system_port
 from trio_sidecar.worker.registration import check_suitable, engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from trio_sidecar.config import WorkerSettings
+    from trio_sidecar.config import TransportSettings, WorkerSettings
     from trio_sidecar.discovery import DiscoveredModel
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
@@ -207,6 +209,12 @@ def _sessions(settings: WorkerSettings, tracer: Tracer) -> Sessions:
     )
 
 
+def _recovery_settings(transport: TransportSettings) -> RecoverySettings:
+    return RecoverySettings(
+        retry_secs=transport.grpc_retry_interval_secs, startup_secs=transport.grpc_startup_deadline_secs
+    )
+
+
 async def _serve(
     settings: WorkerSettings,
     open_engine: OpenEngine,
@@ -225,6 +233,7 @@ async def _serve(
     mode = settings.disaggregation_mode
     sessions = _sessions(settings, tracer)
     management = Management(binding, settings, looked_at)
+    metrics = WorkerMetrics(sessions=sessions, stop=stop, role=mode.value)
 
     async def start_up(engine: Engine) -> Started:
         model = await _discover(settings, engine, (CONTROL, INFERENCE))
@@ -242,12 +251,10 @@ async def _serve(
             availability=management,
             stop=stop,
             tracer=tracer,
-            settings=RecoverySettings(
-                retry_secs=settings.transport.grpc_retry_interval_secs,
-                startup_secs=settings.transport.grpc_startup_deadline_secs,
-            ),
+            settings=_recovery_settings(settings.transport),
         )
         recovery.follow(model)
+        metrics.attach(engine, model, recovery)
         attached = management.attach(engine, model)
         return Started(config=config, convert=convert, engine=attached, watch=recovery.run)
 
@@ -262,8 +269,9 @@ async def _serve(
             drain_secs=settings.drain_secs,
         )
         nursery.start_soon(log_snapshots, sessions)
+        nursery.start_soon(watch_lag, metrics.lag)
         management.work_in(nursery)
-        engine_object = EngineObject(binding, life, sessions, mode=mode, management=management)
+        engine_object = EngineObject(binding, life, sessions, mode=mode, management=management, metrics=metrics)
         try:
             await run_aio(binding.aio_run, engine_object, config, current_loop())
         except Exception as error:  # noqa: BLE001 - explained below

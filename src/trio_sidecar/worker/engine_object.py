@@ -19,12 +19,13 @@ from trio_sidecar.rl import unsupported
 from trio_sidecar.worker.errors import to_dynamo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from trio_sidecar.requests.session import Session
     from trio_sidecar.requests.sessions import Sessions
     from trio_sidecar.worker.binding import Binding, RequestContext
     from trio_sidecar.worker.management import Management
+    from trio_sidecar.worker.metrics import WorkerMetrics
 
 __all__ = ["EngineLife", "EngineObject"]
 
@@ -45,6 +46,14 @@ class EngineLife(Protocol):
         ...
 
 
+class PrometheusHook(Protocol):
+    """Dynamo's way to show metrics of others."""
+
+    def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
+        """Append what the callback returns to the answer of ``/metrics``."""
+        ...
+
+
 class EngineObject:
     """A worker's engine in Dynamo's terms.
 
@@ -54,6 +63,7 @@ class EngineObject:
         sessions: The requests.
         mode: This worker's role.
         management: What is offered beside requests; nothing unless given.
+        metrics: What Dynamo's system server shows beside its own metrics; nothing unless given.
     """
 
     def __init__(
@@ -64,12 +74,14 @@ class EngineObject:
         *,
         mode: DisaggregationMode = DisaggregationMode.AGGREGATED,
         management: Management | None = None,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self._binding = binding
         self._life = life
         self._sessions = sessions
         self._mode = mode
         self._management = management
+        self._metrics = metrics
         # Clients may choose request ids, so two requests at once can share one.
         self._running: dict[str, list[tuple[RequestContext, Session]]] = {}
 
@@ -218,10 +230,12 @@ class EngineObject:
         except Exception as error:
             raise to_dynamo(self._binding, error) from error
 
-    # -- What this worker does not offer ----------------------------------------------------------------------------
+    async def register_prometheus(self, metrics: PrometheusHook) -> None:
+        """Dynamo's system server shows what the callback returns, which it calls on a thread of its own."""
+        if self._metrics is not None:
+            metrics.register_prometheus_expfmt_callback(self._metrics.text)
 
-    async def register_prometheus(self, metrics: object) -> None:
-        """Metrics of the engine's own: none."""
+    # -- What this worker does not offer ----------------------------------------------------------------------------
 
     def component_metrics_dp_ranks(self) -> list[int]:
         """Ranks that publish load snapshots: none."""

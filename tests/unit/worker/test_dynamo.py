@@ -12,9 +12,10 @@ import pytest
 import structlog
 import trio
 
+from support.exposition import values
 from support.fake_dynamo import ERRORS, Context, FakeDynamo, FakeDynamoError
 from trio_sidecar import wire
-from trio_sidecar.bridge import aio_checkpoint, aio_now, aio_sleep
+from trio_sidecar.bridge import aio_checkpoint, aio_in_thread, aio_now, aio_sleep
 from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSettings
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, ErrorKind, InvalidConfig, MissingExtra, RpcError, StatusCode
@@ -126,6 +127,24 @@ async def aio_stop(engine: EngineObject) -> None:
     """What a runtime does that gets SIGTERM: it returns from serving."""
     await aio_checkpoint()
     signal.raise_signal(signal.SIGTERM)
+
+
+async def test_dynamo_shows_our_metrics(aio_loop: object) -> None:
+    """The callback that Dynamo is given tells of the requests, on whichever thread it is called."""
+    seen: list[dict[str, float]] = []
+
+    async def aio_serve(engine: EngineObject) -> None:
+        assert world.dynamo.metrics is not None
+        await Client().aio_ask(engine)
+        await aio_checkpoint()
+        seen.append(values(await aio_in_thread(world.dynamo.metrics)))
+        await aio_stop(engine)
+
+    world = World(new_engine(script=Script(stream=[Send(tokens(7)), Send(finish(8, total=2))])), FakeDynamo(aio_serve))
+    assert (0, []) == await world.run()
+    (found,) = seen
+    assert (1, 2) == (found["requests_accepted_total{role=agg}"], found["output_tokens_total{role=agg}"])
+    assert 1 == found["engine_state{state=serving}"]
 
 
 @pytest.mark.rule("R5.7", "R5.8", "R5.10")
