@@ -282,3 +282,21 @@ def test_ctrl_c_during_the_imports_is_exit_130_and_silent() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
 
     assert (130, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["engine", "mock", "--listen=127.0.0.1:0"], ["worker", "--grpc-endpoint=127.0.0.1:1"], ["up"], ["frontend"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_wrong_variable_of_opentelemetry(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """It is a wrong setting like any other, whichever command would trace."""
+    monkeypatch.setattr(commands, "need_dynamo", lambda command: None)
+    monkeypatch.setattr(commands, "start_logging", lambda settings: None)
+    monkeypatch.setenv("DYN_LOG", "warn")  # so that what is set in the test is not left behind
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    assert 2 == main(arguments)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "OTEL_TRACES_EXPORTER: 'zipkin' is not one of otlp, console, or none alone" in last
