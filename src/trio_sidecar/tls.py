@@ -130,11 +130,11 @@ def server_context(settings: ServerTlsSettings) -> ssl.SSLContext | None:
     return context
 
 
-def handshake_fault(error: OSError, *, shows_certificate: bool, peer: str = "server") -> str:
+def handshake_fault(error: BaseException | None, *, shows_certificate: bool, peer: str = "server") -> str:
     """Why a handshake failed, in words that say which side has to change what.
 
     Args:
-        error: What the handshake, or the first read after it, raised.
+        error: What the handshake, or the first read after it, raised; None if the other side just closed.
         shows_certificate: Whether we have shown a certificate.
         peer: ``server`` or ``client``, whichever the other side is.
     """

@@ -182,7 +182,7 @@ class FastProtocol(H2Protocol):
             self._feed(data[start:at])
 
     def _bypass(self, stream_id: int, data: bytes, at: int, end: int) -> bool:
-        """Deliver a DATA frame without h2; False if h2 has to see it."""
+        """Deliver a DATA frame without flags, or one that comes too late, without h2; False if h2 has to see it."""
         length = end - at - _FRAME_HEADER_BYTES
         stream = self.owner.streams.get(stream_id)
         if stream is None:
@@ -191,7 +191,7 @@ class FastProtocol(H2Protocol):
             self._connection_window.window_consumed(length)
             self.owner.acknowledge(stream_id, length)
             return True
-        if not stream.direct or data[at + 4]:
+        if not stream.direct:
             return False
         self._connection_window.window_consumed(length)
         stream.window.window_consumed(length)

@@ -175,7 +175,6 @@ class FastStream:
         if error is None and self._splitter.partial:
             error = RpcError(StatusCode.INTERNAL, "the stream ended within a message")
         if error is not None:
-            self._error = error
             raise error
         return []
 

@@ -191,10 +191,10 @@ def check_response_headers(headers: Mapping[str, str]) -> RpcError | None:
     """The error that the first headers alone stand for: not a gRPC answer, or a refusal without a message."""
     if "grpc-status" in headers:
         return response_error(headers, {})
-    http = headers.get(":status", "")
+    http = headers.get(":status", "none")
     if http != "200":
         status = _STATUS_OF_HTTP.get(http, StatusCode.UNKNOWN)
-        return RpcError(status, f"the peer answered with HTTP status {http or 'none'} instead of a gRPC response")
+        return RpcError(status, f"the peer answered with HTTP status {http} instead of a gRPC response")
     content_type = headers.get("content-type", "")
     if not content_type.startswith("application/grpc"):
         return RpcError(StatusCode.UNKNOWN, f"the peer answered with content type {content_type[:100]!r}, not gRPC")

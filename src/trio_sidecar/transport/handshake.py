@@ -68,8 +68,7 @@ def loss(error: BaseException | None, settings: ConnectionSettings, *, greeted: 
     """
     if settings.tls is not None and (isinstance(error, ssl.SSLError) or not greeted):
         # With TLS 1.3 a client learns only after its own handshake that its certificate is missing or refused.
-        at_fault = error if isinstance(error, OSError) else ConnectionResetError()
-        return f"TLS: {handshake_fault(at_fault, shows_certificate=settings.shows_certificate)}"
+        return f"TLS: {handshake_fault(error, shows_certificate=settings.shows_certificate)}"
     if not greeted and unread.startswith(TLS_ALERT):
         return "the server speaks TLS; --grpc-tls connects so"
     return "the peer closed the connection" if error is None else str(error) or type(error).__name__

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import pytest
@@ -19,7 +18,7 @@ from trio_sidecar.wire.methods import HEALTH_CHECK, LIST_LORAS
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
     from trio.testing import MockClock
 
@@ -76,21 +75,21 @@ class FakePool:
     def release(self, lease: Any) -> None:
         self.leased.remove(lease)
 
-    @asynccontextmanager
-    async def aio_open(
-        self, path: str, request: bytes, *, metadata: Mapping[str, str], timeout_secs: float | None
-    ) -> AsyncIterator[FakePool]:
+    def aio_open(self, path: str, request: bytes, *, metadata: Mapping[str, str], timeout_secs: float | None) -> Self:
         self.opened.append((path, request, dict(metadata), timeout_secs))
+        return self
+
+    async def __aenter__(self) -> Self:
+        """Refuse or not."""
         await aio_checkpoint()
         if self.refusals:
             raise self.refusals.pop(0)
-        try:
-            yield self
-        except BaseException as error:
-            self.left.append(error)
-            raise
-        else:
-            self.left.append(None)
+        return self
+
+    async def __aexit__(self, *ended: object) -> None:
+        """Note how it ended."""
+        self.left.append(ended)
+        await aio_checkpoint()  # noqa: ASYNC102 - asyncio-flavoured
 
     async def aio_receive(self) -> list[bytes]:
         await aio_checkpoint()
@@ -130,7 +129,7 @@ async def test_a_call_carries_what_it_was_given(aio_loop: Loop, call: Any) -> No
     pool = FakePool([[ANSWER]])
     await call(pool, metadata={"x-rank": "3"}, timeout_secs=5.0)
     assert [("/grpc.health.v1.Health/Check", encode(REQUEST), {"x-rank": "3"}, 5.0)] == pool.opened
-    assert ([None], []) == (pool.left, pool.leased)
+    assert ([(None, None, None)], []) == (pool.left, pool.leased)
 
 
 @pytest.mark.parametrize("call", [unary, stream])
@@ -239,7 +238,9 @@ async def test_a_call_is_left_with_what_ended_it(aio_loop: Loop) -> None:
 
     with pytest.raises(LookupError) as caught:
         await run_aio(aio_main)
-    assert ([caught.value], []) == (pool.left, pool.leased)
+    ((kind, error, traceback),) = pool.left
+    assert (LookupError, caught.value, []) == (kind, error, pool.leased)
+    assert traceback is not None
 
 
 # -- Time

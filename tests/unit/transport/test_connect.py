@@ -43,6 +43,7 @@ async def started(attempt: Any, *, bootstrap: bool = False) -> StartupError:
 @pytest.mark.rule("R3.6", "R3.7")
 async def test_the_error_has_all_that_its_sentence_says(autojump_clock: MockClock) -> None:
     """As attributes too, for whoever handles it; its cause is the last failure."""
+    await trio.sleep(100)
     error = await started(fail)
     assert {
         "peer": "the engine",
@@ -64,6 +65,7 @@ async def test_the_error_has_all_that_its_sentence_says(autojump_clock: MockCloc
 @pytest.mark.parametrize("bootstrap", [False, True])
 async def test_lines_of_a_start_up(autojump_clock: MockClock, logs: Lines, bootstrap: bool) -> None:
     """Times are rounded to milliseconds; what the start-up waits for is said at once, not only after a while."""
+    await trio.sleep(100)
     await started(fail, bootstrap=bootstrap)
     failed, waiting = logs
     fields = {

@@ -80,6 +80,7 @@ async def test_the_kind_of_a_connection(
 def test_a_call_that_was_not_begun_keeps_its_kind() -> None:
     """Also when it is named after its call, which makes no copy if it has that name already."""
     error = NotProcessed("draining")
+    assert "call: draining (Unavailable)" == str(error)
     named = error.named("Health.Check")
     assert "Health.Check: draining (Unavailable)" == str(named)
     assert isinstance(named, NotProcessed)

@@ -187,6 +187,25 @@ async def test_padding_is_window_too(aio_loop: Loop) -> None:
     assert [(7, LOT)] == connection.acknowledged
 
 
+async def test_as_many_messages_as_a_reader_may_have_are_all(aio_loop: Loop) -> None:
+    """So everything is acknowledged, padding too."""
+    connection, stream = made()
+    data = frame_message(bytes(507)) * 64
+    stream.add(data, LOT + 100)
+    assert 64 == len(await take(stream))
+    assert ([(7, LOT + 100)], 0) == (connection.acknowledged, stream.unacknowledged)
+
+
+async def test_not_a_byte_is_counted_that_was_not_taken(aio_loop: Loop) -> None:
+    """One less than a lot is none, also after something else was taken."""
+    connection, stream = made()
+    give(stream, 1)
+    await take(stream)
+    give(stream, *[507] * 63, 506, 1)
+    assert 64 == len(await take(stream))
+    assert [] == connection.acknowledged
+
+
 # -- Ends
 
 

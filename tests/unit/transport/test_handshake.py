@@ -89,6 +89,13 @@ async def test_a_handshake_that_is_cut_off(aio_loop: asyncio.AbstractEventLoop, 
     assert caught.value.__cause__ is None
 
 
+async def test_a_handshake_that_is_refused(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """What the server says is said on."""
+    with pytest.raises(ConnectError) as caught:
+        await shake(FAULT, tls=CONTEXT)
+    assert "TLS handshake with engine:50051 failed: tlsv1 alert internal error" == str(caught.value)
+
+
 async def test_a_failure_of_another_kind_is_left_as_it_is(aio_loop: asyncio.AbstractEventLoop) -> None:
     """Nobody listens, or there is no TLS that could have failed."""
     refused, reset = ConnectionRefusedError(111, "refused"), ConnectionResetError(104, "reset")

@@ -114,3 +114,47 @@ async def test_silent_peer(aio_loop: object) -> None:
                     await trio.sleep(0.005)
         assert accepted >= 2
         nursery.cancel_scope.cancel()
+
+
+async def at_seconds(connection: Silent, change: dict[float, dict[str, int]], seconds: float) -> list[float]:
+    """When it was pinged, while it changes at some moments."""
+    pinged: list[float] = []
+
+    async def watched() -> None:
+        pinged.extend(await watch(connection, seconds))
+
+    async with trio.open_nursery() as nursery:
+        start = trio.current_time()
+        nursery.start_soon(watched)
+        for moment, values in change.items():
+            await trio.sleep_until(start + moment)
+            for name, value in values.items():
+                setattr(connection, name, value)
+    return pinged
+
+
+@pytest.mark.rule("FR-099")
+async def test_what_is_heard_begins_the_count_anew(autojump_clock: trio.testing.MockClock, aio_loop: object) -> None:
+    """Two quick pings, then headers or data, then two quick pings again."""
+    pinged = await at_seconds(Silent(), {200: {"heard": 1}}, 480)
+    assert [2, 2] == [sum(pinged_at < 200 for pinged_at in pinged), sum(pinged_at >= 200 for pinged_at in pinged)]
+    assert 255 >= pinged[2] >= 230
+    assert 45 >= pinged[3] - pinged[2] >= 30
+
+
+async def test_silence_counts_from_when_there_is_a_stream(
+    autojump_clock: trio.testing.MockClock, aio_loop: object
+) -> None:
+    """An idle connection owes nothing."""
+    first, *_ = await at_seconds(Silent(open_streams=0), {100: {"open_streams": 1}}, 200)
+    assert 150 >= first >= 120
+
+
+async def test_one_ping_at_a_time(autojump_clock: trio.testing.MockClock, aio_loop: object) -> None:
+    """While the answer may still come there is no other; when its time is over, the connection is given up."""
+    connection = Silent(answers=False)
+    assert 1 == len(await watch(connection, 125, Keepalive(30, 100)))
+    assert "" == connection.reason
+    connection = Silent(answers=False)
+    assert 1 == len(await watch(connection, 300, Keepalive(30, 1.5)))
+    assert "the peer did not answer a keepalive ping within 1.5s" == connection.reason
