@@ -47,9 +47,9 @@ def kv_transfer_params(top: Section, extras: Extras, rules: ModeRules, *, has_me
     """
     match rules.kv_source:
         case KvSource.CALLER:
-            payload = extras.kv_transfer_params if extras.has_kv else None
             if not extras.has_kv:
                 return None
+            payload = extras.kv_transfer_params
         case KvSource.CALLER_FORCED:
             payload = _for_prefill(extras)
         case KvSource.PREFILL_RESULT:

@@ -92,7 +92,7 @@ def decoding_parameters(sampling: Section) -> DecodingParameters:
         frequency_penalty=sampling.float32("frequency_penalty") or 0.0,
         repetition_penalty=sampling.float32("repetition_penalty") or 0.0,
     )
-    apply_guide(sampling.section("guided_decoding", path="guided_decoding"), decoding)
+    apply_guide(sampling.section("guided_decoding"), decoding)
     return decoding
 
 

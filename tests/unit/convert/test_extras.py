@@ -43,7 +43,13 @@ def test_prefix_cache_bypass(extra_args: object, bypass: bool) -> None:
             "extra_args.skip_reading_prefix_cache must be a boolean",
         ),
         ([], "extra_args must be a JSON object, got an array"),
-        ({"unknown": True}, "extra_args.unknown is not supported by vLLM gRPC"),
+        (
+            {"unknown": True},
+            (
+                "extra_args.unknown is not supported by vLLM gRPC; allowed are bypass_prefix_cache, "
+                "skip_reading_prefix_cache, kv_transfer_params, nvext"
+            ),
+        ),
         ({"messages": []}, "extra_args.messages"),
         ({"formatted_prompt": "x"}, "extra_args.formatted_prompt"),
         ({"mm_hashes": []}, "extra_args.mm_hashes"),

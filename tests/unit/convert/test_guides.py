@@ -61,6 +61,7 @@ def test_no_guide_is_no_structured_output(guide: object) -> None:
             "guided_decoding.json must be a JSON value, got an object that JSON cannot carry: Out of range float",
         ),
         ({"json": {"x": {1}}}, "guided_decoding.json must be a JSON value"),
+        ({"structural_tag": {"x": math.nan}}, "guided_decoding.structural_tag must be a JSON value"),
         ({"json": "\ud800"}, "guided_decoding.json must be valid Unicode"),
         ({"structural_tag": "\ud800"}, "guided_decoding.structural_tag must be valid Unicode"),
     ],

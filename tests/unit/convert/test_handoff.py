@@ -189,6 +189,8 @@ def test_an_encoders_result_is_sent_on(model: Any, request_: dict[str, Any]) -> 
     wrong: object
     for wrong in ([], "x", 1):
         assert "encoder_result must be a JSON object" in refused({**request_, "encoder_result": wrong}, model)
+    inexact = refused({**request_, "encoder_result": {"a": 2**53 + 1}}, model)
+    assert "ec_transfer_params holds 9007199254740993" in inexact
 
 
 @pytest.mark.rule("7.10")
