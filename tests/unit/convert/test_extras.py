@@ -109,7 +109,13 @@ def test_consumed_nvext_leaves_no_trace(nvext: dict[str, Any]) -> None:
             ),
         ),
         ({"extra_fields": [1]}, "extra_args.nvext.extra_fields: 1 is not supported"),
-        ({"agent_hints": {}}, "extra_args.nvext.agent_hints is not supported"),
+        (
+            {"agent_hints": {}},
+            (
+                "extra_args.nvext.agent_hints is not supported by vLLM gRPC; allowed are cache_salt, token_in, "
+                "extra_fields"
+            ),
+        ),
     ],
     ids=str,
 )

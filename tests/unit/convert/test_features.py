@@ -178,7 +178,7 @@ def test_routing_hashes_are_for_images_only() -> None:
         ([MARKER, MARKER], "dynamo_mm_routing_hashes must have one entry per image, got 2 for 1"),
         ([""], "dynamo_mm_routing_hashes[0] must be a non-empty string"),
         ([MARKER, 1], "dynamo_mm_routing_hashes[1] must be a non-empty string, got 1"),
-        (MARKER, "dynamo_mm_routing_hashes must be an array of strings"),
+        (MARKER, "dynamo_mm_routing_hashes must be an array of strings, got a text of 64 characters"),
         (None, "dynamo_mm_routing_hashes must be an array of strings, got null"),
     ],
     ids=lambda value: str(value)[:60],
@@ -203,7 +203,7 @@ def test_raw_and_prepared_media_do_not_mix() -> None:
     """A request has media of one sort only."""
     envelope = {"sampling_params": {}, "features": features()}
     message = refused(media_request(extra_args={"vllm_tito": envelope}), multimodal_facts())
-    assert "cannot be mixed" in message
+    assert "multi_modal_data and extra_args.vllm_tito.features cannot be mixed in one request" in message
 
 
 @pytest.mark.rule("R7.57", "R7.51")

@@ -77,7 +77,7 @@ def test_numbers_that_float32_holds(value: float) -> None:
 @pytest.mark.rule("E9")
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, 3.5e38, -1e300, 10**400, 1e-50],
+    [math.nan, math.inf, -math.inf, 3.5e38, -1e300, 10**400, 1e-50, 2.0**-150],
     ids=lambda value: f"{value:.3g}" if isinstance(value, float) else "huge",
 )
 def test_numbers_that_float32_does_not_hold(value: float) -> None:

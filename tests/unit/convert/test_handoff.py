@@ -202,7 +202,7 @@ def test_encode_sends_no_payload() -> None:
     assert kv(converted) is None
     assert dig(converted, "kv.ec_transfer_params") is None
     message = refused(rich_request(**images, encoder_result={}), facts)
-    assert "encoder_result must be absent in encode mode" in message
+    assert "InvalidRequest: encoder_result must be absent in encode mode, which makes it" == message
 
 
 @pytest.mark.rule("R7.37", "R7.38")

@@ -53,7 +53,10 @@ def test_all_items_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        ({"depth_url": [{"Url": "data:,a"}]}, "multi_modal_data.depth_url is not supported by vLLM gRPC; allowed are"),
+        (
+            {"depth_url": [{"Url": "data:,a"}]},
+            "multi_modal_data.depth_url is not supported by vLLM gRPC; allowed are image_url, video_url, audio_url",
+        ),
         ({"image_url": [{"Url": "file:///a"}]}, "image_url[0] must be an http://, https:// or data: URI, got file:"),
         ({"video_url": [{"RawUrl": "/a/b"}]}, "video_url[0] must be an http://, https:// or data: URI, got no scheme"),
         ({"image_url": [{"Url": "HTTP://host"}]}, "got HTTP:"),
