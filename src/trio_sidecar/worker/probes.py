@@ -8,13 +8,13 @@ the runtime starts, it takes the port over.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
 from trio_sidecar.errors import InvalidConfig
+from trio_sidecar.observe.pages import NOT_FOUND, Page, serve_pages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -24,9 +24,7 @@ __all__ = ["open_probes", "system_port"]
 PORT = "DYN_SYSTEM_PORT"
 HOST = "DYN_SYSTEM_HOST"
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - Dynamo's own default
-PATHS = (b"/live", b"/health", b"/metrics")
-REQUEST_SECS = 5.0
-MAX_REQUEST_BYTES = 8192
+PATHS = ("/live", "/health", "/metrics")
 MAX_PORT = 65535
 
 log = structlog.get_logger("trio_sidecar.worker")
@@ -72,7 +70,7 @@ async def open_probes(environment: Mapping[str, str]) -> AsyncIterator[None]:
         raise InvalidConfig(PORT, reason) from error
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(trio.serve_listeners, _answer, listeners))
+        nursery.start_soon(serve_pages, listeners, _page)
         log.debug("probes_listening", host=host, port=port)
         try:
             yield
@@ -83,24 +81,5 @@ async def open_probes(environment: Mapping[str, str]) -> AsyncIterator[None]:
         raise failure
 
 
-async def _answer(stream: trio.SocketStream) -> None:
-    """Answer one request and close; whatever a peer does here, it does to itself only."""
-    with trio.move_on_after(REQUEST_SECS):
-        try:
-            async with stream:
-                received = b""
-                while b"\r\n\r\n" not in received and len(received) < MAX_REQUEST_BYTES:
-                    some = await stream.receive_some()
-                    if not some:
-                        return
-                    received += some
-                method, _, rest = received.partition(b" ")
-                known = method in (b"GET", b"HEAD") and rest.partition(b" ")[0].partition(b"?")[0] in PATHS
-                status = b"200 OK" if known else b"404 Not Found"
-                await stream.send_all(
-                    b"HTTP/1.1 "
-                    + status
-                    + b"\r\nContent-Type: text/plain\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-                )
-        except trio.BrokenResourceError:
-            return
+async def _page(path: str) -> Page:
+    return Page() if path in PATHS else NOT_FOUND
