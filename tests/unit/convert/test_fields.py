@@ -122,6 +122,7 @@ def test_lone_surrogates_are_refused() -> None:
         ("uint32s", [1, -1], f"part.field[1] must be an integer from 0 to {MAX_UINT32}, got -1"),
         ("uint32s", [1, 2**32], f"part.field[1] must be an integer from 0 to {MAX_UINT32}, got {2**32}"),
         ("uint32s", [1, True], f"part.field[1] must be an integer from 0 to {MAX_UINT32}, got true"),
+        ("uint32s", [0, MAX_UINT32, -1], f"part.field[2] must be an integer from 0 to {MAX_UINT32}, got -1"),
         ("uint32s", [1.0], f"part.field[0] must be an integer from 0 to {MAX_UINT32}, got 1.0"),
         ("section", [], "part.field must be a JSON object, got an array"),
     ],
@@ -131,6 +132,12 @@ def test_wrong_shapes_name_the_place(reader: str, value: object, named: str) -> 
     with pytest.raises(InvalidRequest) as caught:
         getattr(section(value), reader)("field")
     assert f"InvalidRequest: {named}" == str(caught.value)
+
+
+def test_an_array_may_hold_both_bounds() -> None:
+    """Zero and the largest uint32 are ids."""
+    assert [0, MAX_UINT32] == section([0, MAX_UINT32]).uint32s("field")
+    assert [MAX_UINT32] == section([MAX_UINT32]).uint32s("field")
 
 
 def test_a_long_prompt_is_checked_without_copying_it() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.conversion import dig, refused, wire
+from support.conversion import convert, dig, refused, wire
 from support.samples import features_request, media_request, multimodal_facts
 from trio_sidecar.config import DisaggregationMode
 
@@ -94,6 +94,12 @@ def test_sampling_keys_of_an_envelope(mode: DisaggregationMode, params: dict[str
         assert wire(request_for(), facts) == wire(request, facts)
     else:
         assert f"sampling_params.{next(iter(params))}" in refused(request, facts)
+
+
+@each_mode
+def test_answers_are_read_in_the_role_of_the_request(mode: DisaggregationMode) -> None:
+    """What the response converter is told names the worker's role."""
+    assert mode is convert(request_for(), multimodal_facts(mode=mode)).response.mode
 
 
 @pytest.mark.rule("R7.72")
