@@ -222,7 +222,6 @@ class Pool:
     def _changed(self, connection: Connection) -> None:
         """A connection's state, limit or load has changed; called from asyncio, so everything here is synchronous."""
         if connection.state is not ConnectionState.READY:
-            self._cause = connection.reason
             for slot in self.slots:
                 if slot.connection is connection:
                     self._vacate(slot, connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import trio
 
@@ -32,10 +33,11 @@ async def fail(slot: int, timeout: float) -> None:  # noqa: ASYNC109 - the polic
     raise ConnectError("refused") from OSError(111, "not there")
 
 
-async def started(attempt: Any, *, bootstrap: bool = False) -> StartupError:
+async def started(attempt: Any, *, bootstrap: bool = False, **changes: float) -> StartupError:
+    settings = attrs.evolve(SETTINGS, **changes)
     with pytest.raises(StartupError) as caught:
         await connect_slots(
-            peer="the engine", endpoint="engine:50051", settings=SETTINGS, bootstrap=bootstrap, attempt=attempt
+            peer="the engine", endpoint="engine:50051", settings=settings, bootstrap=bootstrap, attempt=attempt
         )
     return caught.value
 
@@ -92,6 +94,8 @@ async def test_an_attempt_that_hangs_has_a_cause(autojump_clock: MockClock) -> N
 
     error = await started(hang)
     assert ("no connection within 2s", 2) == (error.cause, error.attempts)
+    error = await started(hang, grpc_connect_attempt_timeout_secs=60.0)
+    assert ("the attempt exceeded the startup deadline", 1) == (error.cause, error.attempts)
 
 
 async def test_a_wrong_setting_ends_the_start_up_at_once(autojump_clock: MockClock) -> None:

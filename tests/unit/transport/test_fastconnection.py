@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -162,6 +163,189 @@ async def settle(wire: Wire) -> None:
     for _ in range(5):
         await wait_all_tasks_blocked()
         wire.pump()
+
+
+async def test_a_connection_before_it_is_one(aio_loop: Loop) -> None:
+    """Has nothing to say, and nothing to close."""
+    changes: list[object] = []
+
+    async def aio_make() -> FastConnection:
+        await aio_checkpoint()
+        return FastConnection(SETTINGS, changes.append)
+
+    connection = await run_aio(aio_make)
+    assert ("", 0, False, 0) == (
+        connection.reason, connection.heard, connection.too_many_pings, connection.open_streams
+    )  # fmt: skip
+    connection.close("too early")
+    connection.abort()
+    assert (ConnectionState.READY, "", []) == (connection.state, connection.reason, changes)
+
+
+# -- What is sent
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_what_a_server_reads_of_a_call(aio_loop: Loop, scheme: str) -> None:
+    """Scheme, path, authority, timeout and metadata; and before that windows, and that pushes are not wanted."""
+
+    async def aio_make() -> Wire:
+        await aio_checkpoint()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if scheme == "https" else None
+        return wired(attrs.evolve(SETTINGS, stream_window_bytes=70_000, connection_window_bytes=80_000, tls=tls))
+
+    wire = await run_aio(aio_make)
+    announced = wire.server.remote_settings
+    assert (70_000, 0, 65_536) == (
+        announced.initial_window_size, announced.enable_push, announced.max_header_list_size
+    )  # fmt: skip
+    assert 80_000 == wire.server.outbound_flow_control_window
+
+    async def aio_call() -> None:
+        async with wire.connection.aio_open("/t.T/Stream", b"", metadata={"x-rank": "3"}, timeout_secs=5):
+            pytest.fail("nobody has answered")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_aio, aio_call)
+        await settle(wire)
+        nursery.cancel_scope.cancel()
+    headers = dict(wire.seen("RequestReceived")[0].headers)
+    assert (scheme, "/t.T/Stream", "engine:50051", "5000000u", "3") == tuple(
+        headers[name] for name in (":scheme", ":path", ":authority", "grpc-timeout", "x-rank")
+    )
+
+
+async def test_a_sender_that_is_cancelled_waits_for_nothing_more(wire: Wire) -> None:
+    """Nobody has to wake it again."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery, request=bytes(100_000))
+        assert 1 == len(wire.connection.senders)
+        call.scope.cancel()
+    assert set() == wire.connection.senders
+
+
+# -- How it arrives
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 8, 9, 10, 11, 13, 100, 1 << 20])
+@pytest.mark.parametrize("first_id", [1, 0x01000003])
+async def test_frames_may_arrive_in_any_pieces(wire: Wire, step: int, first_id: int) -> None:
+    """Two streams, with other frames between theirs: each gets its own, and headers and data are counted as heard."""
+    wire.connection.h2.highest_outbound_stream_id = first_id - 2
+    async with trio.open_nursery() as nursery:
+        one, two = [await called(wire, nursery) for _ in range(2)]
+        server = wire.server
+        for stream_id in (first_id, first_id + 2):
+            server.send_headers(stream_id, OK_HEADERS)
+        for number in range(3):
+            server.send_data(first_id, frame_message(b"one" * number))
+            server.ping(bytes(8))
+            server.increment_flow_control_window(1, first_id)
+            server.send_data(first_id + 2, frame_message(b"two" * number), pad_length=5 if number == 1 else None)
+        server.send_headers(first_id, [("grpc-status", "0")], end_stream=True)
+        server.send_headers(first_id + 2, [("grpc-status", "5"), ("grpc-message", "none")], end_stream=True)
+        data = server.data_to_send()
+        before = wire.connection.heard
+        for at in range(0, len(data), step):
+            wire.connection.protocol.data_received(data[at : at + step])
+        assert 10 == wire.connection.heard - before
+        await settle(wire)
+    assert ([b"", b"one", b"oneone"], None) == (one.messages, one.error)
+    assert [b"", b"two", b"twotwo"] == two.messages
+    assert two.error is not None
+    assert (StatusCode.NOT_FOUND, "none") == (two.error.status, two.error.detail)
+    assert ConnectionState.READY is wire.connection.state
+
+
+async def test_a_stream_that_ends_with_its_data(wire: Wire) -> None:
+    """Has no status; the connection does not mind."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.server.send_headers(1, OK_HEADERS)
+        await settle(wire)
+        wire.server.send_data(1, frame_message(b"one"), end_stream=True)
+        await settle(wire)
+    assert [b"one"] == call.messages
+    assert call.error is not None
+    assert (StatusCode.UNKNOWN, "the response has no grpc-status") == (call.error.status, call.error.detail)
+    assert ConnectionState.READY is wire.connection.state
+
+
+async def test_the_reserved_bit_means_nothing(wire: Wire) -> None:
+    """A stream's id has thirty-one bits."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.server.send_headers(1, OK_HEADERS)
+        await settle(wire)
+        wire.frame(0, 0, 0x80000001, frame_message(b"one"))
+        await settle(wire)
+        assert [b"one"] == call.messages
+        call.scope.cancel()
+
+
+async def test_odd_headers_do_no_harm(wire: Wire) -> None:
+    """Neither upper case, nor bytes that are no text, nor headers that HTTP/2 has abolished."""
+    wire.server.config.validate_outbound_headers = False
+    wire.server.config.normalize_outbound_headers = False
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        odd = [(b"X-Odd", b"caf\xe9"), (b"connection", b"close"), (b"x-empty", b"")]
+        wire.server.send_headers(1, cast("Any", [*OK_HEADERS, *odd]))
+        await settle(wire)
+        assert call.stream is not None
+        assert ("caf\xe9", "close", "") == tuple(
+            call.stream.headers[name] for name in ("X-Odd", "connection", "x-empty")
+        )
+        wire.server.send_headers(1, [("grpc-status", "3"), ("grpc-message", "odd")], end_stream=True)
+        await settle(wire)
+    assert call.error is not None
+    assert (StatusCode.INVALID_ARGUMENT, "odd") == (call.error.status, call.error.detail)
+    assert ConnectionState.READY is wire.connection.state
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "status", "sentence"),
+    [
+        (7, False, StatusCode.UNAVAILABLE, "the peer refused the stream"),
+        (8, True, StatusCode.CANCELLED, "the peer reset the stream (HTTP/2 error code 8)"),
+    ],
+)
+async def test_a_reset_ends_its_own_stream(
+    wire: Wire, code: int, headers: bool, status: StatusCode, sentence: str
+) -> None:
+    """With the status of its code; the other stream goes on."""
+    async with trio.open_nursery() as nursery:
+        one, two = [await called(wire, nursery) for _ in range(2)]
+        if headers:
+            wire.server.send_headers(1, OK_HEADERS)
+            await settle(wire)
+        wire.server.reset_stream(1, code)
+        await settle(wire)
+        assert one.error is not None
+        assert (status, sentence) == (one.error.status, one.error.detail)
+        assert two.error is None
+        two.scope.cancel()
+
+
+async def test_a_stream_that_breaks_the_rules_fails_alone(wire: Wire) -> None:
+    """Data after its end is a fault of that stream, not of the connection."""
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.server.send_headers(1, [*OK_HEADERS, ("content-length", "8")])
+        wire.server.send_data(1, frame_message(b"one"), end_stream=True)
+        data = wire.server.data_to_send()
+        wire.connection.protocol.data_received(data + data[-17:])
+        await settle(wire)
+    assert [b"one"] == call.messages
+    assert call.error is not None
+
+
+async def test_a_server_that_opens_a_stream(wire: Wire) -> None:
+    """Is cut off, with a reason."""
+    head = H2Connection().encoder.encode([(":method", "POST"), (":path", "/"), (":scheme", "http")])
+    await trio.lowlevel.checkpoint()
+    wire.frame(1, 4, 2, head)
+    assert "HTTP/2 protocol error: the server opened stream 2" == wire.connection.reason
 
 
 # -- Versions
@@ -337,11 +521,13 @@ async def test_an_attempt_that_is_given_up(wire: Wire) -> None:
     assert "the connection attempt was given up" == wire.connection.reason
 
 
-async def test_a_fault_of_the_peer_ends_the_connection(wire: Wire) -> None:
+@pytest.mark.parametrize("size", [16_385, 0x010203, 0xFFFFFF])
+async def test_a_fault_of_the_peer_ends_the_connection(wire: Wire, size: int) -> None:
     """The reason names it, and the peer is told its code, by h2 or by us."""
     await trio.lowlevel.checkpoint()
-    wire.connection.protocol.data_received(b"\x00\x40\x01\0\0\0\0\0\1")
-    assert "HTTP/2 protocol error: a frame of 16385 bytes, more than the limit of 16384" == wire.connection.reason
+    head = size.to_bytes(3, "big")
+    wire.connection.protocol.data_received(head + b"\0\0\0\0\0\1")
+    assert f"HTTP/2 protocol error: a frame of {size} bytes, more than the limit of 16384" == wire.connection.reason
     wire.events += wire.server.receive_data(bytes(wire.transport.sent))
     assert [6] == [int(event.error_code) for event in wire.seen("ConnectionTerminated")]
     wire.connection.protocol.data_received(b"\x00\x40\x01\0\0\0\0\0\1")  # nobody reads this any more
@@ -497,6 +683,32 @@ async def test_window_of_an_unread_stream_comes_back_when_it_is_left(aio_loop: L
     wire.pump()
     assert [8] == [int(event.error_code) for event in wire.seen("StreamReset")]
     assert 48_000 == given_back(wire)[0]
+
+
+async def test_messages_before_one_that_is_refused_cost_no_window_twice(aio_loop: Loop) -> None:
+    """It went back when the stream left, and is not given again when they are read."""
+
+    async def aio_make() -> Wire:
+        await aio_checkpoint()
+        return wired(attrs.evolve(SETTINGS, connection_window_bytes=100_000, max_message_bytes=16_379))
+
+    wire = await run_aio(aio_make)
+    async with trio.open_nursery() as nursery:
+        call = await called(wire, nursery)
+        wire.server.send_headers(1, OK_HEADERS)
+        await settle(wire)
+        given_back(wire)
+        for _ in range(3):
+            wire.server.send_data(1, frame_message(bytes(16_379)))
+        wire.server.send_data(1, frame_message(bytes(16_380))[:5])
+        wire.pump()
+        await settle(wire)
+    assert ([16_379] * 3, StatusCode.RESOURCE_EXHAUSTED) == (
+        [len(message) for message in call.messages], call.error and call.error.status
+    )  # fmt: skip
+    assert 3 * 16_384 + 5 >= given_back(wire)[0]
+    window = wire.connection.h2.inbound_flow_control_window
+    assert 100_000 >= window
 
 
 @pytest.mark.parametrize("between", [0, 1])

@@ -91,11 +91,12 @@ def test_splitter_does_not_join_a_message_before_it_is_whole() -> None:
     """Parts wait as they came, because joining them anew each time would be quadratic."""
     splitter = MessageSplitter(LIMIT)
     frame = frame_message(bytes(100))
-    for at in range(0, 100, 20):
+    splitter.feed(frame_message(bytes(99)) + frame[:20])
+    for at in range(20, 100, 20):
         splitter.feed(frame[at : at + 20])
         assert at // 20 + 1 == len(splitter._parts)
     splitter.feed(frame[100:])
-    assert [bytes(100)] == splitter.take()
+    assert [bytes(99), bytes(100)] == splitter.take()
     assert [] == splitter._parts
 
 

@@ -138,8 +138,7 @@ async def test_what_is_heard_begins_the_count_anew(autojump_clock: trio.testing.
     """Two quick pings, then headers or data, then two quick pings again."""
     pinged = await at_seconds(Silent(), {200: {"heard": 1}}, 480)
     assert [2, 2] == [sum(pinged_at < 200 for pinged_at in pinged), sum(pinged_at >= 200 for pinged_at in pinged)]
-    assert 255 >= pinged[2] >= 230
-    assert 45 >= pinged[3] - pinged[2] >= 30
+    assert [45, 90, 240, 285] == pinged  # half an interval may pass before anything is noticed
 
 
 async def test_silence_counts_from_when_there_is_a_stream(
@@ -147,7 +146,7 @@ async def test_silence_counts_from_when_there_is_a_stream(
 ) -> None:
     """An idle connection owes nothing."""
     first, *_ = await at_seconds(Silent(open_streams=0), {100: {"open_streams": 1}}, 200)
-    assert 150 >= first >= 120
+    assert 120 == first
 
 
 async def test_one_ping_at_a_time(autojump_clock: trio.testing.MockClock, aio_loop: object) -> None:

@@ -260,6 +260,45 @@ async def test_a_lease_on_a_lost_connection_frees_no_place_on_the_next(
         assert 0 == pool.slots[0].open_streams
 
 
+async def test_the_first_call_goes_to_the_first_slot(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
+    """And the next ones in turn."""
+    async with opened(logs, 3) as pool:
+        assert [1, 2, 3, 1] == [(await lease(pool)).slot.number for _ in range(4)]
+
+
+async def test_a_waiter_that_gives_up_leaves_the_queue(
+    autojump_clock: MockClock, network: Network, logs: Lines
+) -> None:
+    """Whoever waits behind it is served next."""
+    async with opened(logs) as pool:
+        held = [await lease(pool) for _ in range(2)]
+        served: list[Lease] = []
+
+        async def wait() -> None:
+            served.append(await lease(pool))
+
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(5) as scope:
+                await lease(pool)
+            assert (True, 0) == (scope.cancelled_caught, pool.statistics().queued)
+            nursery.start_soon(wait)
+            await settle()
+            assert 1 == pool.statistics().queued
+            pool.release(held.pop())
+        assert (1, 0, 2) == (len(served), pool.statistics().queued, pool.slots[0].open_streams)
+
+
+async def test_every_replacement_is_counted(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
+    """Of each slot, however often."""
+    async with opened(logs, 2) as pool:
+        for _ in range(3):
+            for connection in list(network.made):
+                if connection.state is ConnectionState.READY:
+                    connection.end("cut")
+            await settle()
+        assert 6 == pool.statistics().reconnects
+
+
 async def test_a_place_that_meets_a_cancel_is_given_back(
     autojump_clock: MockClock, network: Network, logs: Lines
 ) -> None:
