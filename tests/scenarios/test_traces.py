@@ -111,6 +111,16 @@ async def test_a_request_that_ends_well(aio_loop: object, autojump_clock: object
     assert {"traceparent": request.headers, "tracestate": "a=b"} == at.engine.requests[0].metadata
 
 
+async def test_a_slow_client_is_not_the_engines(aio_loop: object, autojump_clock: object) -> None:
+    """The stream has ended when the engine has; the request goes on until the client has taken all."""
+    async with world(ANSWER) as at:
+        session = at.open()
+        await trio.sleep(60)
+        assert REQUEST_PHASES == at.traces.names()
+        assert await take(session) is None
+    assert [*REQUEST_PHASES, "request"] == at.traces.names()
+
+
 async def test_the_rank_goes_beside_the_trace(aio_loop: object, autojump_clock: object) -> None:
     """A rank in the metadata is not lost."""
     async with world(ANSWER) as at:
@@ -223,6 +233,7 @@ async def test_many_requests_at_once(aio_loop: object, autojump_clock: object) -
         async with trio.open_nursery() as nursery:
             for number in range(1, 101):
                 nursery.start_soon(one, number)
+        await trio.sleep(1)  # a consumer has its end a moment before its request does
         seen, at.traces.seen[:] = at.traces.seen[:], []
     requests = {span.span_id: span for span in seen if span.name == "request"}
     assert (100, 500) == (len(requests), len(seen))

@@ -9,6 +9,7 @@ import attrs
 
 from simulation.adapters import RECORD_SECS, SimLlm, Updater
 from simulation.schedule import Act
+from simulation.spans import trace_of
 from support.fake_dynamo import WORKER_ID, Context, FakeDynamo, FakeDynamoError
 from support.samples import HANDOFF
 from trio_sidecar.bridge import aio_sleep
@@ -57,7 +58,7 @@ class Client:
 
     def __attrs_post_init__(self) -> None:
         """The request's id."""
-        self.context = Context(f"request-{self.plan.number}")
+        self.context = Context(f"request-{self.plan.number}", headers=trace_of(self.plan.number))
 
     def start(self, engine: EngineObject, loop: asyncio.AbstractEventLoop) -> None:
         """Send it."""

@@ -22,6 +22,7 @@ from simulation.client import SimDynamo
 from simulation.determinism import determined
 from simulation.engine import HOST, PORT, SimEngine
 from simulation.schedule import make_schedule
+from simulation.spans import SpanBook, check_spans
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.loop import current_loop
 from trio_sidecar.bridge.virtual import START_SECS, NeverEnds, run_virtual
@@ -80,6 +81,7 @@ class World:
         trouble: What was logged as an error.
         remote: The engine, as the worker has opened it.
         held_since: When a connection with a request was first seen to carry nothing.
+        spans: All that the worker has made.
     """
 
     def __init__(self, schedule: Schedule, result: Result) -> None:
@@ -95,6 +97,7 @@ class World:
         self.dynamo: SimDynamo
         self.left_over: list[str] = []
         self.held_since: dict[Link, float] = {}
+        self.spans = SpanBook()
         self._loop: Any = None
 
     def note(self, event: str, **fields: object) -> None:
@@ -176,7 +179,9 @@ class World:
             tasks_before = trio.lowlevel.current_statistics().tasks_living
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(invariants.watch, self)
-                self.code = await run_worker(self.settings, self.open_engine, binding=self.dynamo.binding)
+                self.code = await run_worker(
+                    self.settings, self.open_engine, binding=self.dynamo.binding, tracer=self.spans
+                )
                 self.ended_at = trio.current_time()
                 nursery.cancel_scope.cancel()
             self.note("worker_returned", code=self.code)
@@ -184,6 +189,7 @@ class World:
                 timer.cancel()
             await self._settle(tasks_before)
         invariants.check(self)
+        check_spans(self)
 
     async def _settle(self, tasks_before: int) -> None:
         """Let the network run empty, and see what is left."""
