@@ -33,7 +33,7 @@ async def fail(slot: int, timeout: float) -> None:  # noqa: ASYNC109 - the polic
     raise ConnectError("refused") from OSError(111, "not there")
 
 
-async def started(attempt: Any, *, bootstrap: bool = False, **changes: float) -> StartupError:
+async def started(attempt: Any, *, bootstrap: bool = False, **changes: Any) -> StartupError:
     settings = attrs.evolve(SETTINGS, **changes)
     with pytest.raises(StartupError) as caught:
         await connect_slots(
