@@ -160,15 +160,15 @@ class ConnectError(SidecarError):
 
 
 class Overloaded(SidecarError):
-    """As many requests as are allowed are open already; another worker may have room."""
+    """As many requests as are allowed are open, or wait, already; another worker may have room."""
 
     kind = ErrorKind.CANNOT_CONNECT
     status = StatusCode.RESOURCE_EXHAUSTED
     retryable = True
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, reason: str = "") -> None:
         self.limit = limit
-        super().__init__(f"this worker has {limit} requests open, as many as --max-inflight-requests allows")
+        super().__init__(reason or f"this worker has {limit} requests open, as many as --max-inflight-requests allows")
 
 
 class ConnectionTimeoutError(SidecarError):

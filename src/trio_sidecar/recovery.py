@@ -8,7 +8,8 @@ taken again. Of an engine that was replaced, nothing that was known of its KV bl
 operator. An engine that serves something else ends the worker, with the reason (R15.7).
 
 One failed look means nothing: a connection may just have been replaced. So a look that fails is repeated at once, and
-only the second failure counts (FR-020).
+only the second failure counts (FR-020). There is a look every two seconds, and at once after a connection was replaced:
+an engine that is replaced within these two seconds is found out before it has answered much.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from trio_sidecar.tracing import NO_TRACES, Activity
 from trio_sidecar.wire import HealthCheckResponseServingStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
     from trio_sidecar.requests.sessions import Sessions
@@ -83,6 +86,18 @@ class RecoverySettings:
     startup_secs: float = 1800.0
 
 
+@attrs.frozen(slots=True)
+class _Fault:
+    """What is wrong with the engine.
+
+    Attributes:
+        certain: Whether a second look would say the same.
+    """
+
+    reason: str
+    certain: bool = False
+
+
 @attrs.define(eq=False, kw_only=True)
 class Recovery:
     """The watch over one engine.
@@ -94,6 +109,7 @@ class Recovery:
         availability: How others find the worker.
         stop: Once a stop is requested, nothing is given back.
         tracer: Makes a span of each time that the engine is away.
+        reconnected: Returns when a lost connection has been replaced: it may lead to another engine.
         recoveries: How often the engine has come back.
         away: Whether it is away now.
     """
@@ -105,6 +121,7 @@ class Recovery:
     stop: StopRequest
     settings: RecoverySettings = attrs.field(factory=RecoverySettings)
     tracer: Tracer = NO_TRACES
+    reconnected: Callable[[], Awaitable[None]] = trio.sleep_forever
     recoveries: int = attrs.field(default=0, init=False)
     away: bool = attrs.field(default=False, init=False)
     _instance: str = attrs.field(default="", init=False)
@@ -178,26 +195,32 @@ class Recovery:
     async def _until_away(self) -> str:
         """Watch a healthy engine; why it no longer is one."""
         while True:
-            await trio.sleep(self.settings.interval_secs)
-            if await self._fault():
+            with trio.move_on_after(self.settings.interval_secs):
+                await self.reconnected()
+            fault = await self._fault()
+            if fault and fault.certain:
+                return fault.reason
+            if fault:
                 await trio.sleep(self.settings.confirm_secs)
                 if fault := await self._fault():
-                    return fault
+                    return fault.reason
 
-    async def _fault(self) -> str:
-        """What is wrong with the engine; empty if nothing is."""
+    async def _fault(self) -> _Fault | None:
+        """What is wrong with the engine."""
         with trio.move_on_after(self.settings.look_secs):
             try:
                 for service in SERVICES:
                     status = await run_aio(self.engine.aio_check_health, service)
                     if status != HealthCheckResponseServingStatus.SERVING:
-                        return f"{service} is {HealthCheckResponseServingStatus(status).name or int(status)}"
+                        return _Fault(f"{service} is {HealthCheckResponseServingStatus(status).name or int(status)}")
                 now = await discover(self.engine, Deadline.after(self.settings.look_secs))
                 self.model.check_same_engine(now)
             except SidecarError as error:
-                return cause_chain(error)
-            return "" if now.instance_id == self._instance else f"another instance, {now.instance_id!r}, has taken over"
-        return f"no answer within {self.settings.look_secs:g} s"
+                return _Fault(cause_chain(error))
+            if now.instance_id == self._instance:
+                return None
+            return _Fault(f"another instance, {now.instance_id!r}, has taken over", certain=True)
+        return _Fault(f"no answer within {self.settings.look_secs:g} s")
 
     async def _until_back(self, deadline: Deadline) -> DiscoveredModel:
         """Wait until the engine serves what it served, or something else, which is the end (R15.5 to R15.7)."""

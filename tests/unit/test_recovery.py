@@ -101,7 +101,11 @@ class Book:
 
 @attrs.define(eq=False)
 class World:
-    """A worker that is watched."""
+    """A worker that is watched.
+
+    Attributes:
+        reconnected: Set when a connection has been replaced.
+    """
 
     engine: Moody
     sessions: Sessions
@@ -109,6 +113,7 @@ class World:
     recovery: Recovery
     stop: StopRequest
     traces: RecordedTraces
+    reconnected: trio.Event
     failure: Exception | None = None
 
     def spans(self) -> list[tuple[str, object]]:
@@ -133,6 +138,13 @@ async def world() -> AsyncIterator[World]:
     sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
     book, stop, traces = Book(), StopRequest(), RecordedTraces()
     model = DiscoveredModel.from_messages(model_info(), server_info())
+    reconnected = trio.Event()
+
+    async def wait_once() -> None:
+        if reconnected.is_set():
+            await trio.sleep_forever()
+        await reconnected.wait()
+
     recovery = Recovery(
         engine=engine,
         model=model,
@@ -141,9 +153,10 @@ async def world() -> AsyncIterator[World]:
         stop=stop,
         settings=SETTINGS,
         tracer=traces.tracer,
+        reconnected=wait_once,
     )
     recovery.follow(model)
-    found = World(engine, sessions, book, recovery, stop, traces)
+    found = World(engine, sessions, book, recovery, stop, traces, reconnected)
 
     def converted(request: Mapping[str, object], _: str) -> Any:
         return convert(dict(request))
@@ -274,6 +287,23 @@ async def test_an_engine_that_goes_again_while_the_worker_returns(aio_loop: obje
         w.engine.serve(instance_id="three")
         await trio.sleep(SETTINGS.startup_secs + 10)
         assert w.book.failure is w.failure
+
+
+@pytest.mark.rule("R15.5", "R15.6")
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_connection_that_is_replaced_is_looked_at_at_once(
+    aio_loop: object, autojump_clock: object, replaced: bool
+) -> None:
+    """It may lead to another lifetime of the engine, which is known for sure without a second look."""
+    async with world() as w:
+        await trio.sleep(0.5)
+        looks = w.engine.looks
+        if replaced:
+            w.engine.serve(instance_id="two")
+        w.reconnected.set()
+        await trio.sleep(0.01)
+        assert looks < w.engine.looks
+        assert (["withdrawn", "back"] if replaced else []) == [name for name, _ in w.book.events]
 
 
 @pytest.mark.rule("R15.7")

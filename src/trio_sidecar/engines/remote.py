@@ -45,6 +45,10 @@ class RemoteEngine:
         """What the pool says."""
         return f"<RemoteEngine over {self.pool!r}>"
 
+    async def reconnected(self) -> None:
+        """Return when the next lost connection has been replaced (Trio-flavoured)."""
+        await self.pool.reconnected()
+
     def aio_generate(
         self, request: GenerateRequest, metadata: Mapping[str, str]
     ) -> AbstractAsyncContextManager[MessageStream[GenerateResponse], None]:
@@ -53,6 +57,7 @@ class RemoteEngine:
         Raises:
             EncodeError: The request cannot be encoded.
             RpcError: On entering: refused, or UNAVAILABLE if there is no connection.
+            Overloaded: On entering: too many requests wait for a connection with room.
         """
         return self._client.aio_stream(GENERATE_STREAM, request, metadata=metadata)
 

@@ -74,8 +74,11 @@ class _Call(AbstractAsyncContextManager[MessageStream[Resp], None]):
         request: Req,
         metadata: Mapping[str, str],
         timeout_secs: float | None,
+        *,
+        urgent: bool,
     ) -> None:
         self._pool = pool
+        self._urgent = urgent
         self._method = method
         self._label = rpc_label(method)
         self._metadata = metadata
@@ -104,7 +107,7 @@ class _Call(AbstractAsyncContextManager[MessageStream[Resp], None]):
                 return MessageStream(self._method, stream, self._pool.peer)
 
     async def _aio_try(self) -> RawStream:
-        lease = await self._pool.aio_lease()
+        lease = await self._pool.aio_lease(urgent=self._urgent)
         try:
             call = lease.connection.aio_open(
                 self._method.path, self._request, metadata=self._metadata, timeout_secs=self._timeout_secs
@@ -153,8 +156,9 @@ class Client:
         Raises:
             EncodeError: The request cannot be encoded; raised before entering.
             RpcError: On entering: refused, or UNAVAILABLE if there is no connection.
+            Overloaded: On entering: too many calls wait for a connection with room.
         """
-        return _Call(self.pool, method, request, metadata or {}, timeout_secs)
+        return _Call(self.pool, method, request, metadata or {}, timeout_secs, urgent=False)
 
     async def aio_unary(
         self,
@@ -164,7 +168,7 @@ class Client:
         metadata: Mapping[str, str] | None = None,
         timeout_secs: float | None = None,
     ) -> Resp:
-        """Make a call that is answered by one message.
+        """Make a call that is answered by one message; it does not wait behind streams.
 
         Args:
             method: What to call.
@@ -177,7 +181,7 @@ class Client:
             RpcError: Refused; UNAVAILABLE if there is no connection; DEADLINE_EXCEEDED if time ran out.
             ProtocolError: Not exactly one message, or not such a message.
         """
-        call = self.aio_stream(method, request, metadata=metadata, timeout_secs=timeout_secs)
+        call = _Call(self.pool, method, request, metadata or {}, timeout_secs, urgent=True)
         limit = aio_timeout(timeout_secs)
         try:
             async with limit, call as stream:

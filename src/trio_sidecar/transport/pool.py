@@ -6,6 +6,9 @@ here feeds it and acts on its answers. Rules that a reader should know:
 - A call takes the least-loaded connection; equals take turns, so an idle pool is used round robin (R3.13).
 - No connection carries as many streams as its peer announced, so HTTP/2's own queue, which can hang for ever when the
   connection dies (E3), is never used. Calls over the cap wait here, first come first served.
+- Short calls, which ask for health or order something, are not to wait behind requests: they go first, and may use the
+  stream that requests leave free. Otherwise an engine would seem to be away when it is only full.
+- So many calls may wait and no more; the next is refused for another worker to take.
 - Calls wait only while a connection is up or the first try to replace one is under way. When no slot is, all waiters
   fail at once, and so do later calls until a connection is back (FR-015, FR-028).
 - Each slot has one keeper task, so there is one reconnect at a time per slot; it backs off while the peer is away
@@ -23,7 +26,7 @@ import structlog
 import trio
 
 from trio_sidecar.bridge import AioEvent, aio_now, run_aio
-from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
+from trio_sidecar.errors import ConnectError, Overloaded, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport.balance import PoolStatistics, SlotLoad, choose, stream_cap
 from trio_sidecar.transport.connect import FailureLog, connect_slots
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from trio_sidecar.config import TransportSettings
 
 __all__ = ["Lease", "Pool", "open_pool"]
+
+MAX_WAITING_CALLS = 16_384
+"""How many calls may wait for a stream; only an unlimited number of requests gets there."""
 
 _MAX_RECONNECT_INTERVAL_SECS = 5.0
 _CLOSE_SECS = 1.0
@@ -63,16 +69,19 @@ class _Slot:
     hopeful: bool = False
     lost: trio.Event = attrs.field(factory=trio.Event)
 
-    def load(self) -> SlotLoad:
+    def load(self, *, urgent: bool = False) -> SlotLoad:
         # One that drains or is closed has left the slot before anybody looks.
-        cap = 0 if self.connection is None else stream_cap(self.connection.stream_limit)
-        return SlotLoad(self.open_streams, cap)
+        if self.connection is None:
+            return SlotLoad(self.open_streams, 0)
+        limit = self.connection.stream_limit
+        return SlotLoad(self.open_streams, limit if urgent else stream_cap(limit))
 
 
 @attrs.define(eq=False)
 class _Waiter:
     """A call that waits for a connection."""
 
+    urgent: bool = False
     ready: AioEvent = attrs.field(factory=AioEvent)
     lease: Lease | None = None
     error: ConnectError | None = None
@@ -116,6 +125,7 @@ class Pool:
         self._failed_reconnects = 0
         self._cause = ""
         self._peer_is_back = trio.Event()
+        self._replaced = trio.Event()
         self._keepalive = Keepalive(settings.keepalive_secs, settings.keepalive_timeout_secs)
         self._closing = False
 
@@ -149,19 +159,23 @@ class Pool:
 
     # -- Calls (asyncio-flavoured)
 
-    async def aio_lease(self) -> Lease:
+    async def aio_lease(self, *, urgent: bool = False) -> Lease:
         """Wait for a connection with room for one more stream, and reserve it.
+
+        Args:
+            urgent: Whether the call is a short one, which goes before those that wait.
 
         Raises:
             ConnectError: No connection is up and none can be made at present, or the pool is closing.
+            Overloaded: Too many calls wait already.
         """
-        if not self._waiting and (lease := self._lease_now()) is not None:
+        if (urgent or not self._waiting) and (lease := self._lease_now(urgent=urgent)) is not None:
             self.meter.wait.observe(0.0)
             return lease
         if (error := self._hopeless()) is not None:
             raise error
-        waiter = _Waiter()
-        self._waiting.append(waiter)
+        waiter = _Waiter(urgent)
+        self._queue(waiter)
         began = aio_now()
         try:
             await waiter.ready.aio_wait()
@@ -178,14 +192,24 @@ class Pool:
         assert waiter.lease is not None  # noqa: S101
         return waiter.lease
 
+    def _queue(self, waiter: _Waiter) -> None:
+        if waiter.urgent:
+            self._waiting.insert(sum(other.urgent for other in self._waiting), waiter)
+        elif len(self._waiting) < MAX_WAITING_CALLS:
+            self._waiting.append(waiter)
+        else:
+            waiting = len(self._waiting)
+            reason = f"{waiting} calls wait for {self.peer} at {self._endpoint} to take them, the most that may"
+            raise Overloaded(MAX_WAITING_CALLS, reason)
+
     def release(self, lease: Lease) -> None:
         """Give a reservation back."""
         if lease.slot.connection is lease.connection:
             lease.slot.open_streams -= 1
         self._assign()
 
-    def _lease_now(self) -> Lease | None:
-        index = choose([slot.load() for slot in self.slots], self._last)
+    def _lease_now(self, *, urgent: bool = False) -> Lease | None:
+        index = choose([slot.load(urgent=urgent) for slot in self.slots], self._last)
         if index is None:
             return None
         self._last = index
@@ -207,7 +231,7 @@ class Pool:
 
     def _assign(self) -> None:
         """Serve waiters in order while there is room; fail them all when there is no hope."""
-        while self._waiting and (lease := self._lease_now()) is not None:
+        while self._waiting and (lease := self._lease_now(urgent=self._waiting[0].urgent)) is not None:
             waiter = self._waiting.popleft()
             waiter.lease = lease
             waiter.ready.set()
@@ -288,6 +312,12 @@ class Pool:
             await slot.lost.wait()
             await self._replace(slot)
             self._reconnects += 1
+            self._replaced.set()
+            self._replaced = trio.Event()
+
+    async def reconnected(self) -> None:
+        """Return when the next connection has been replaced, perhaps by one to another life of the peer."""
+        await self._replaced.wait()
 
     async def keep_alive(self) -> None:
         """Give up connections whose peer has fallen silent (Trio-flavoured)."""

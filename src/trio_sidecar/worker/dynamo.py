@@ -21,7 +21,7 @@ from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.deadline import Deadline
 from trio_sidecar.discovery import discover
-from trio_sidecar.engines.remote import open_remote
+from trio_sidecar.engines.remote import RemoteEngine, open_remote
 from trio_sidecar.errors import ErrorKind, InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
@@ -251,6 +251,7 @@ async def _serve(
             availability=management,
             stop=stop,
             tracer=tracer,
+            reconnected=engine.reconnected if isinstance(engine, RemoteEngine) else trio.sleep_forever,
             settings=_recovery_settings(settings.transport),
         )
         recovery.follow(model)

@@ -41,6 +41,7 @@ class FakePool:
         opened: What calls were made with.
         left: What calls were left with.
         leased: Leases that were not given back.
+        urgent: Of each lease, whether it was asked for urgently.
     """
 
     batches: list[Any] = attrs.field(factory=list)
@@ -50,6 +51,7 @@ class FakePool:
     opened: list[tuple[Any, ...]] = attrs.field(factory=list)
     left: list[Any] = attrs.field(factory=list)
     leased: list[Any] = attrs.field(factory=list)
+    urgent: list[bool] = attrs.field(factory=list)
     peer: str = "the engine"
 
     @property
@@ -64,7 +66,8 @@ class FakePool:
     def connection(self) -> FakePool:
         return self
 
-    async def aio_lease(self) -> Any:
+    async def aio_lease(self, *, urgent: bool) -> Any:
+        self.urgent.append(urgent)
         await aio_checkpoint()
         if self.hopeless is not None:
             raise self.hopeless
@@ -138,6 +141,7 @@ async def test_a_call_without_more_carries_nothing_more(aio_loop: Loop, call: An
     pool = FakePool([[ANSWER]])
     await call(pool)
     assert [("/grpc.health.v1.Health/Check", encode(REQUEST), {}, None)] == pool.opened
+    assert [call is unary] == pool.urgent
 
 
 async def test_a_unary_call_gives_its_one_message(aio_loop: Loop) -> None:

@@ -58,8 +58,13 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def check(pool: Pool) -> HealthCheckResponse:
+    """A call that waits its turn, as those of requests do."""
+
     async def aio_main() -> HealthCheckResponse:
-        return await Client(pool).aio_unary(HEALTH_CHECK, HealthCheckRequest())
+        async with Client(pool).aio_stream(HEALTH_CHECK, HealthCheckRequest()) as stream:
+            (answer,) = await stream.aio_receive()
+            assert not await stream.aio_receive()
+            return answer
 
     return await run_aio(aio_main)
 
@@ -211,6 +216,27 @@ async def test_calls_over_the_cap_wait_their_turn(aio_loop: object) -> None:
         wait = pool.meter.wait
         assert (20, True) == (sum(wait.counts), wait.sum > 0.01)
         assert wait.counts[0] >= 4  # those that had a place at once
+
+
+@pytest.mark.rule("FR-020")
+async def test_a_short_call_does_not_wait_behind_requests(aio_loop: object) -> None:
+    """An engine that is full still answers for its health: on the stream that requests leave free."""
+
+    async def aio_look() -> None:
+        await Client(pool).aio_unary(HEALTH_CHECK, HealthCheckRequest())
+
+    async with open_peer(script_hold, max_concurrent_streams=2) as peer, open_pool(settings(peer.port, 1)) as pool:
+        await wait_until(lambda: pool.statistics().stream_caps == (1,))
+        release = AioEvent()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(hold, pool, release)
+            await wait_until(lambda: len(peer.streams) == 1 and pool.statistics().queued == 2)
+            peer.script = script_answer
+            await run_aio(aio_look)
+            assert (2, 2) == (len(peer.streams), pool.statistics().queued)
+            peer.script = script_hold
+            release.set()
 
 
 async def test_a_cancelled_waiter_leaves_the_queue(aio_loop: object) -> None:

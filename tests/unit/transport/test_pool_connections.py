@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -14,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from trio_sidecar.bridge import aio_checkpoint, aio_sleep, run_aio
 from trio_sidecar.config import TransportSettings
 from trio_sidecar.endpoint import GrpcEndpoint
-from trio_sidecar.errors import ConnectError
+from trio_sidecar.errors import ConnectError, Overloaded
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport import pool as pool_module
 from trio_sidecar.transport.connect import StartupError
@@ -229,6 +230,67 @@ async def test_leases_are_counted_where_they_are(autojump_clock: MockClock, netw
         now = pool.statistics()
         assert (1, 2) == (now.active, now.idle)
         pool.release(held[3])
+
+
+async def test_urgent_calls_wait_before_others(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
+    """In the order of their coming; the others keep theirs."""
+    served: list[str] = []
+
+    async def take(name: str, urgent: bool) -> None:
+        await run_aio(partial(pool.aio_lease, urgent=urgent))
+        served.append(name)
+
+    async with opened(logs) as pool:
+        held = [await lease(pool) for _ in range(2)]
+        held.append(await run_aio(partial(pool.aio_lease, urgent=True)))
+        async with trio.open_nursery() as nursery:
+            for name in ("one", "two", "URGENT", "AFTER"):
+                nursery.start_soon(take, name, name.isupper())
+                await settle()
+            for one in held:
+                pool.release(one)
+                await settle()
+            assert ["URGENT", "AFTER"] == served[:2]
+            pool.release(held[0])
+            pool.release(held[0])
+            await settle()
+        assert ["URGENT", "AFTER", "one", "two"] == served
+
+
+async def test_no_more_calls_wait_than_may(
+    autojump_clock: MockClock, network: Network, logs: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more is refused for another worker to take, unless it is a short one; a place that is left is given again."""
+    monkeypatch.setattr(pool_module, "MAX_WAITING_CALLS", 2)
+    async with opened(logs) as pool:
+        held = [await lease(pool) for _ in range(2)]
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(lease, pool)
+            await settle()
+            with pytest.raises(Overloaded, match="2 calls wait for the engine at engine:50051 to take them"):
+                await lease(pool)
+            pool.release(await run_aio(partial(pool.aio_lease, urgent=True)))
+            pool.release(held[0])
+            await settle()
+            with trio.move_on_after(1):
+                await lease(pool)
+            for one in held:
+                pool.release(one)
+
+
+@pytest.mark.rule("R15.5")
+async def test_each_replacement_is_told_of(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
+    """Whoever waits hears of the next one, and not of those before."""
+    async with opened(logs) as pool:
+        for at in range(2):
+            with trio.move_on_after(100) as early:
+                await pool.reconnected()
+            assert early.cancelled_caught
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pool.reconnected)
+                await settle()
+                network.made[at].end("cut")
 
 
 async def test_the_representation_counts(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
