@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from trio_sidecar.engines.contract import Engine
+    from trio_sidecar.server.pages import ServerPages
     from trio_sidecar.tracing import Tracer
 
 LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
@@ -90,7 +91,9 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, *, tracer: Tracer = NO_TRACES, **settings: Any) -> AsyncIterator[Serving]:
+async def serving(
+    engine: Engine, *, tracer: Tracer = NO_TRACES, pages: ServerPages | None = None, **settings: Any
+) -> AsyncIterator[Serving]:
     """Serve an engine; leaving drains the server."""
     options = ServerSettings(**{"listen": LOOPBACK, "drain_secs": 5.0, **settings})
     async with trio.open_nursery() as nursery:
@@ -100,7 +103,7 @@ async def serving(engine: Engine, *, tracer: Tracer = NO_TRACES, **settings: Any
             *, task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]]
         ) -> None:
             with scope:
-                await serve(engine, options, tracer=tracer, task_status=task_status)
+                await serve(engine, options, tracer=tracer, pages=pages, task_status=task_status)
             ended.set()
 
         (address, *_) = await nursery.start(run)

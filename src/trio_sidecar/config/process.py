@@ -117,6 +117,11 @@ def _check_http_port(value: int, source: str) -> None:
     check_range(value, source, 1, MAX_PORT)
 
 
+def _check_metrics_port(value: int | None, source: str) -> None:
+    if value is not None:
+        check_range(value, source, 0, MAX_PORT)
+
+
 def _parse_mode(text: str, source: str) -> int:
     if not re.fullmatch("[0-7]{3,4}", text):
         raise InvalidConfig(source, f"{text[:60]!r} is not allowed; use three octal digits such as 600 or 660")
@@ -143,6 +148,7 @@ class ServerSettings:
         max_message_bytes: Of a request; as in vLLM's own server, answers have no limit.
         withdraw_grace_secs: At shutdown, how long calls are still taken after health says NOT_SERVING.
         drain_secs: After that, how long accepted calls may take to end before they are answered with UNAVAILABLE.
+        metrics_port: Where ``/live``, ``/health`` and ``/metrics`` are; 0 lets the system choose, None is nowhere.
     """
 
     listen: ListenAddress | UnixAddress = setting(
@@ -199,6 +205,18 @@ class ServerSettings:
         ),
         default=30.0,
         check=_check_drain,
+    )
+    metrics_port: int | None = setting(
+        Option(
+            flag="--metrics-port",
+            env="TRIO_SIDECAR_METRICS_PORT",
+            parse=whole_number(0, MAX_PORT),
+            metavar="PORT",
+            help="Serve /live, /health and /metrics there, on the host of --listen; 0 lets the system choose.",
+            empty_is_unset=True,
+        ),
+        default=None,
+        check=_check_metrics_port,
     )
 
 

@@ -4,6 +4,7 @@ Nothing here counts by itself. What happens is counted where it happens, in plai
 somebody asks, which may be on another thread.
 """
 
+from trio_sidecar.metrics.calls import CallMeter
 from trio_sidecar.metrics.exposition import FamilyCollector, exposition, passed_on
 from trio_sidecar.metrics.families import ENGINE_FAMILIES, WORKER_FAMILIES, Family, Kind
 from trio_sidecar.metrics.histogram import Histogram
@@ -14,6 +15,7 @@ from trio_sidecar.metrics.requests import RequestMeter, TokenClock
 __all__ = [
     "ENGINE_FAMILIES",
     "WORKER_FAMILIES",
+    "CallMeter",
     "Family",
     "FamilyCollector",
     "Histogram",

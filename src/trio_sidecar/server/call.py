@@ -48,6 +48,8 @@ class ServerCall:
         path: ``/service/method``.
         metadata: The caller's text headers.
         draining: Whether a drain waits for this call; a health watch sets it to False.
+        status: How it ended, once it has.
+        seconds: How long it took, once it has ended.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class ServerCall:
         self.path = headers.path
         self.metadata: Mapping[str, str] = headers.metadata
         self.draining = True
+        self.status = StatusCode.CANCELLED
+        self.seconds = 0.0
         self._protocol = protocol
         self._stream = stream
         self._stream_id = stream.id or 0
@@ -121,7 +125,8 @@ class ServerCall:
         if timer is not None:
             timer.cancel()
         self._finish(status, message)
-        log.debug("call_ended", method=self.path, status=status.name, seconds=round(aio_now() - started, 3))
+        self.status, self.seconds = status, aio_now() - started
+        log.debug("call_ended", method=self.path, status=status.name, seconds=round(self.seconds, 3))
 
     async def aio_request(self, message_class: type[MessageT]) -> MessageT:
         """Read the request.

@@ -32,10 +32,15 @@ class HealthFace:
         """Report NOT_SERVING from now on; watches hear of it at once."""
         self._withdrawn.set()
 
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the server ends."""
+        return self._withdrawn.is_set()
+
     async def aio_check(self, call: ServerCall) -> None:
         """``Check``."""
         request = await call.aio_request(HealthCheckRequest)
-        await call.aio_send([HealthCheckResponse(status=await self._aio_status(request.service))])
+        await call.aio_send([HealthCheckResponse(status=await self.aio_status(request.service))])
 
     async def aio_watch(self, call: ServerCall) -> None:
         """``Watch``: the status now, then every change, until the client or the server goes."""
@@ -43,7 +48,7 @@ class HealthFace:
         call.draining = False
         last: HealthCheckResponseServingStatus | None = None
         while True:
-            status = await self._aio_status(request.service)
+            status = await self.aio_status(request.service)
             if status != last:
                 last = status
                 await call.aio_send([HealthCheckResponse(status=status)])
@@ -56,7 +61,12 @@ class HealthFace:
             except TimeoutError:
                 continue
 
-    async def _aio_status(self, service: str) -> HealthCheckResponseServingStatus:
+    async def aio_status(self, service: str) -> HealthCheckResponseServingStatus:
+        """The status of a service.
+
+        Raises:
+            RpcError: NOT_FOUND for a name that is none.
+        """
         if service not in _NAMES:
             known = ", ".join(repr(name) for name in _NAMES)
             raise RpcError(StatusCode.NOT_FOUND, f"unknown service {service[:64]!r}; known are {known}")

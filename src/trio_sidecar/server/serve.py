@@ -13,6 +13,7 @@ from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.listen import aio_listen
 from trio_sidecar.lifecycle import log_snapshots, open_stop_signals
 from trio_sidecar.server.listen import bind, check_free
+from trio_sidecar.server.pages import ServerPages, open_pages
 from trio_sidecar.server.server import GrpcServer
 from trio_sidecar.tls import server_context
 from trio_sidecar.tracing import NO_TRACES, Activity
@@ -45,6 +46,7 @@ async def serve(
     *,
     tracer: Tracer = NO_TRACES,
     snapshots: bool = False,
+    pages: ServerPages | None = None,
     task_status: trio.TaskStatus[tuple[ListenAddress | UnixAddress, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an engine until cancelled, then drain.
@@ -58,6 +60,7 @@ async def serve(
         settings: Where to listen, and the times.
         tracer: Makes the spans of generations and of the drain.
         snapshots: Log what the process holds at each SIGUSR1; only in the main thread.
+        pages: Tell of this server from now on.
         task_status: ``started`` is given the bound addresses, one per address of the host.
 
     Raises:
@@ -78,6 +81,8 @@ async def serve(
             tls=tls is not None,
             client_certificates=tls.verify_mode.name if tls is not None else None,
         )
+        if pages is not None:
+            pages.server = server
         task_status.started(bound.addresses)
         if snapshots:
             await log_snapshots(log, "server_snapshot", lambda: attrs.asdict(server.statistics()))
@@ -115,9 +120,10 @@ async def run_server(
     await check_free(settings)
     async with open_stop_signals() as stop:
         with stop.cancelling() as opening:
-            async with engine as opened, trio.open_nursery() as nursery:
+            async with open_pages(settings) as pages, engine as opened, trio.open_nursery() as nursery:
                 stop.spare(opening)
-                for address in await nursery.start(partial(serve, opened, settings, tracer=tracer, snapshots=True)):
+                serving = partial(serve, opened, settings, tracer=tracer, snapshots=True, pages=pages)
+                for address in await nursery.start(serving):
                     on_listening(str(address))
                 await stop.wait()
                 nursery.cancel_scope.cancel()

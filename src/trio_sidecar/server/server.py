@@ -12,6 +12,7 @@ from h2.exceptions import ProtocolError
 from trio_sidecar.bridge import AioEvent, aio_now
 from trio_sidecar.bridge.listen import aio_spawn
 from trio_sidecar.errors import StatusCode
+from trio_sidecar.metrics import CallMeter
 from trio_sidecar.server.call import ServerCall
 from trio_sidecar.server.flood import ResetBudget
 from trio_sidecar.server.headers import BadHeaders, parse_headers, rejection
@@ -55,11 +56,13 @@ class GrpcServer:
 
     Attributes:
         health: The health service.
+        meter: What is counted of calls.
     """
 
     def __init__(self, engine: Engine, *, max_message_bytes: int, tracer: Tracer = NO_TRACES) -> None:
         self.health = HealthFace(engine)
-        self._methods = method_table(engine, self.health, tracer)
+        self.meter = CallMeter()
+        self._methods = method_table(engine, self.health, tracer, self.meter)
         self._max_message_bytes = max_message_bytes
         self._connections: set[ServerProtocol] = set()
         self._calls: set[ServerCall] = set()
@@ -150,6 +153,7 @@ class GrpcServer:
             await call.aio_run(handler)
         finally:
             self._calls.discard(call)
+            self.meter.note_end(call.path.rpartition("/")[2], call.status.name, call.seconds)
             self._changed.set()
             release()
 
