@@ -28,11 +28,12 @@ import trio
 from trio_sidecar.bridge import AioEvent, aio_now, run_aio
 from trio_sidecar.errors import ConnectError, Overloaded, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
-from trio_sidecar.transport.balance import PoolStatistics, SlotLoad, choose, stream_cap
+from trio_sidecar.transport.balance import PoolStatistics, choose
 from trio_sidecar.transport.connect import FailureLog, connect_slots
 from trio_sidecar.transport.connection import Connection, ConnectionState
 from trio_sidecar.transport.dial import aio_connect, connection_settings
 from trio_sidecar.transport.keepalive import Keepalive
+from trio_sidecar.transport.slot import Slot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,32 +53,6 @@ log = structlog.get_logger("trio_sidecar.transport.pool")
 
 
 @attrs.define(eq=False)
-class _Slot:
-    """A place for one connection.
-
-    Attributes:
-        number: From 1.
-        connection: The one that takes streams; None while there is none.
-        open_streams: Leases on it.
-        hopeful: Whether it is there, or the first try to replace it is under way.
-        lost: Set when it has to be replaced.
-    """
-
-    number: int
-    connection: Connection | None = None
-    open_streams: int = 0
-    hopeful: bool = False
-    lost: trio.Event = attrs.field(factory=trio.Event)
-
-    def load(self, *, urgent: bool = False) -> SlotLoad:
-        # One that drains or is closed has left the slot before anybody looks.
-        if self.connection is None:
-            return SlotLoad(self.open_streams, 0)
-        limit = self.connection.stream_limit
-        return SlotLoad(self.open_streams, limit if urgent else stream_cap(limit))
-
-
-@attrs.define(eq=False)
 class _Waiter:
     """A call that waits for a connection."""
 
@@ -92,7 +67,7 @@ class Lease:
     """The right to have one stream on a connection; a plain context manager that gives it back."""
 
     pool: Pool
-    slot: _Slot
+    slot: Slot
     connection: Connection
 
     def __enter__(self) -> Connection:
@@ -117,7 +92,7 @@ class Pool:
         self._endpoint = settings.grpc_endpoint.label
         self._bootstrap = bootstrap
         self._fast = fast
-        self.slots = [_Slot(number) for number in range(1, settings.grpc_connections + 1)]
+        self.slots = [Slot(number) for number in range(1, settings.grpc_connections + 1)]
         self._waiting: collections.deque[_Waiter] = collections.deque()
         self._connections: set[Connection] = set()
         self._last = -1
@@ -251,7 +226,7 @@ class Pool:
                     self._vacate(slot, connection)
         self._assign()
 
-    def _vacate(self, slot: _Slot, connection: Connection) -> None:
+    def _vacate(self, slot: Slot, connection: Connection) -> None:
         slot.connection = None
         slot.open_streams = 0
         slot.lost.set()
@@ -306,7 +281,7 @@ class Pool:
         self._connections.add(connection)
         return connection
 
-    async def keep(self, slot: _Slot) -> None:
+    async def keep(self, slot: Slot) -> None:
         """Replace the slot's connection whenever it is lost or drains (Trio-flavoured)."""
         while True:
             await slot.lost.wait()
@@ -323,7 +298,7 @@ class Pool:
         """Give up connections whose peer has fallen silent (Trio-flavoured)."""
         await self._keepalive.run(lambda: self._connections)
 
-    async def _replace(self, slot: _Slot) -> None:
+    async def _replace(self, slot: Slot) -> None:
         failures = FailureLog()
         attempts = 0
         pause = self.settings.grpc_retry_interval_secs

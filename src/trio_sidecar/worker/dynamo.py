@@ -43,7 +43,7 @@ from trio_sidecar.worker.snapshot import log_snapshots
 from trio_sidecar.worker.traces import let_runtime_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from trio_sidecar.config import TransportSettings, WorkerSettings
@@ -215,6 +215,15 @@ def _recovery_settings(transport: TransportSettings) -> RecoverySettings:
     )
 
 
+def _converter(model: DiscoveredModel, mode: DisaggregationMode) -> Callable[[Mapping[str, object], str], Converted]:
+    facts = model_facts(model, mode)
+
+    def convert(request: Mapping[str, object], request_id: str) -> Converted:
+        return convert_request(request, request_id=request_id, model=facts)
+
+    return convert
+
+
 async def _serve(
     settings: WorkerSettings,
     open_engine: OpenEngine,
@@ -238,11 +247,6 @@ async def _serve(
     async def start_up(engine: Engine) -> Started:
         model = await _discover(settings, engine, (CONTROL, INFERENCE))
         looked_at.check_same_engine(model)
-        facts = model_facts(model, mode)
-
-        def convert(request: Mapping[str, object], request_id: str) -> Converted:
-            return convert_request(request, request_id=request_id, model=facts)
-
         config = engine_config(binding, settings, model)
         recovery = Recovery(
             engine=engine,
@@ -257,7 +261,7 @@ async def _serve(
         recovery.follow(model)
         metrics.attach(engine, model, recovery)
         attached = management.attach(engine, model)
-        return Started(config=config, convert=convert, engine=attached, watch=recovery.run)
+        return Started(config=config, convert=_converter(model, mode), engine=attached, watch=recovery.run)
 
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
