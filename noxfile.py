@@ -24,6 +24,7 @@ nox.options.sessions = [
     "tests",
     "protos",
     "e2e",
+    "observability",
     "conformance",
     "differential",
     "vllm-short",
@@ -48,6 +49,7 @@ NO_VLLM = f"pip finds no CPU build of torch or vLLM for this Python ({VLLM_PINS}
 VLLM_RS_MEMBER = "vllm/vllm-rs"
 VLLM_RS_VARIABLE = "TRIO_SIDECAR_VLLM_RS"
 ETCD_VARIABLE = "TRIO_SIDECAR_ETCD"
+PROMETHEUS_VARIABLE = "TRIO_SIDECAR_PROMETHEUS"
 PARITY = "tests/parity"
 VLLM_SHORT = (
     "tests/vllm/test_up.py",
@@ -116,8 +118,15 @@ def types(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network and no Dynamo, in random order, with warnings as errors."""
-    install_wheel(session, *group("test"))
-    where = ("tests/unit", "tests/scenarios", "tests/fuzz", "tests/test_layering.py", "tests/test_house_rules.py")
+    install_wheel(session, *group("test", "deploy"))
+    where = (
+        "tests/unit",
+        "tests/scenarios",
+        "tests/fuzz",
+        "tests/deploy",
+        "tests/test_layering.py",
+        "tests/test_house_rules.py",
+    )
     run_pytest(session, "--numprocesses=2", *where)  # on two cores, so that they need less than a minute
 
 
@@ -151,8 +160,21 @@ def protos(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """Run the tests that drive a real Dynamo runtime."""
     install_wheel(session, *group("test", "peers"), extra="dynamo")
-    etcd = os.environ.get(ETCD_VARIABLE) or shutil.which("etcd") or fetch_etcd(session)
-    run_pytest(session, "tests/e2e", **({ETCD_VARIABLE: str(etcd)} if etcd else {}))
+    etcd = os.environ.get(ETCD_VARIABLE) or shutil.which("etcd")
+    if etcd is None and (fetched := fetch_from_debian(session, "etcd-server", "etcd")):
+        etcd = str(fetched / "etcd")
+    run_pytest(session, "tests/e2e", **({ETCD_VARIABLE: etcd} if etcd else {}))
+
+
+@nox.session(python=PYTHON)
+def observability(session: nox.Session) -> None:
+    """Run the alerts and the dashboard's queries in Debian's Prometheus, over a worker that serves."""
+    install_wheel(session, *group("test", "peers", "deploy"), extra="dynamo")
+    programs = os.environ.get(PROMETHEUS_VARIABLE)
+    found = programs or shutil.which("promtool")
+    if not found and (fetched := fetch_from_debian(session, "prometheus", "prometheus", "promtool")):
+        programs = str(fetched)
+    run_pytest(session, "tests/observability", **({PROMETHEUS_VARIABLE: programs} if programs else {}))
 
 
 @nox.session(python=PYTHON)
@@ -295,17 +317,18 @@ def fetch_vllm_rs(session: nox.Session) -> Path:
     return target
 
 
-def fetch_etcd(session: nox.Session) -> Path | None:
-    """Get etcd out of Debian's package, once; nothing is installed and no service is started.
+def fetch_from_debian(session: nox.Session, package: str, *programs: str) -> Path | None:
+    """Get programs out of a Debian package, once; nothing is installed and no service is started.
 
     Returns:
-        None where there is no apt-get or it does not find the package; the tests that need etcd are skipped then.
+        The directory that holds them; None where there is no apt-get or it does not find the package, and the tests
+        that need them are skipped.
     """
-    target = CACHE / "etcd" / "etcd"
-    if target.exists():
+    target = CACHE / package
+    if all((target / program).exists() for program in programs):
         return target
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        session.warn("no etcd, and no apt-get to fetch it: its tests will be skipped")
+        session.warn(f"no apt-get to fetch {package}: its tests will be skipped")
         return None
     own = Path(session.create_tmp()).resolve() / "apt"
     for part in ("lists/partial", "cache/archives/partial"):
@@ -315,12 +338,13 @@ def fetch_etcd(session: nox.Session) -> Path | None:
     apt += ["-o", "APT::Sandbox::User=root"]
     session.run(*apt, "update", external=True, success_codes=range(256))
     with session.chdir(own):
-        session.run(*apt, "download", "etcd-server", external=True, success_codes=range(256))
-    package = next(own.glob("etcd-server_*.deb"), None)
-    if package is None:
-        session.warn("apt-get found no etcd-server: its tests will be skipped")
+        session.run(*apt, "download", package, external=True, success_codes=range(256))
+    downloaded = next(own.glob(f"{package}_*.deb"), None)
+    if downloaded is None:
+        session.warn(f"apt-get found no {package}: its tests will be skipped")
         return None
-    session.run("dpkg-deb", "--extract", str(package), str(own / "extracted"), external=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(own / "extracted" / "usr" / "bin" / "etcd", target)
+    session.run("dpkg-deb", "--extract", str(downloaded), str(own / package), external=True)
+    target.mkdir(parents=True, exist_ok=True)
+    for program in programs:
+        shutil.move(own / package / "usr" / "bin" / program, target / program)
     return target
