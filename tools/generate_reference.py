@@ -17,6 +17,7 @@ from trio_sidecar.config import (
     LogSettings,
     MockSettings,
     ServerSettings,
+    TopSettings,
     UpSettings,
     VllmSettings,
     WorkerSettings,
@@ -35,6 +36,7 @@ TABLES: dict[str, tuple[type[attrs.AttrsInstance], ...]] = {
     "engine vllm": (VllmSettings,),
     "frontend": (FrontendSettings,),
     "doctor": (DoctorSettings,),
+    "top": (TopSettings,),
     "common": (HostSettings, LogSettings),
 }
 FILES = ("docs/configuration.md",)

@@ -17,7 +17,7 @@ import trio
 
 from support import peers
 from support.openai import OpenAi, open_client
-from support.processes import Child
+from support.processes import Child, free_port
 from support.stack import eventually
 
 if TYPE_CHECKING:
@@ -207,3 +207,25 @@ def test_port_in_use(tmp_path: Path) -> None:
         child = up(tmp_path / "up", f"--http-port={taken.getsockname()[1]}")
         assert 0 < child.wait(seconds=END_SECONDS) < 128
     assert "--http-port" in child.log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("worker", ["trio", "rust"])
+def test_the_live_view_of_the_worker(tmp_path: Path, worker: str) -> None:
+    """With a system port it prints the command that shows the worker, and that does; Rust's has other metrics."""
+    port = free_port()
+    child = up(tmp_path / "up", f"--system-port={port}", f"--worker={worker}")
+    try:
+        command = child.wait_for_line("^trio-sidecar (top .*)$", seconds=READY_SECONDS)[1]
+        shown = subprocess.run(
+            [sys.executable, "-m", "trio_sidecar", *command.split(), "--once", "--interval-secs=0.2"],
+            env=peers.environment(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        child.close(seconds=END_SECONDS)
+    assert f"top 127.0.0.1:{port}" == command
+    assert 0 == shown.returncode, shown.stdout + shown.stderr
+    assert (worker == "trio") == ("serving  mocker-model" in shown.stdout)

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from trio_sidecar import __version__
-from trio_sidecar.cli import commands, doctor, vllm
+from trio_sidecar.cli import commands, doctor, top, vllm
 from trio_sidecar.cli.completion import SHELLS, completion
 from trio_sidecar.cli.flags import FLAGS, Parser, UsageError, add_options, add_plain
 from trio_sidecar.cli.layers import commands_of, layered, table_name
@@ -21,6 +21,7 @@ from trio_sidecar.config import (
     LogSettings,
     MockSettings,
     ServerSettings,
+    TopSettings,
     TransportSettings,
     UpSettings,
     VllmSettings,
@@ -194,6 +195,15 @@ def build_parser() -> Parser:
     add_options(tells, DoctorSettings, TransportSettings)
     add_plain(tells, vllm.ENGINE_FLAG, metavar="{mock,vllm [MODEL]}", text=doctor.ENGINE_HELP)
     tells.set_defaults(run=doctor.doctor, run_rest=doctor.doctor, parser=tells, classes=(DoctorSettings,))
+
+    shows = added.add_parser(
+        "top",
+        help="a live view of running workers and engines",
+        usage="%(prog)s [URL ...] [flags]",
+        description=top.top.__doc__,
+    )
+    add_options(shows, TopSettings)
+    shows.set_defaults(run_rest=top.top, parser=shows, classes=(TopSettings,))
 
     for command in commands_of(parser):
         add_options(command, ConfigSettings)

@@ -14,11 +14,13 @@ from trio_sidecar.config.process import (
     LogFormat,
     LogLevel,
     LogSettings,
+    RouterMode,
     ServerSettings,
     UpSettings,
     WorkerKind,
 )
 from trio_sidecar.config.tls import ClientTlsSettings, ServerTlsSettings
+from trio_sidecar.config.top import TopSettings
 from trio_sidecar.config.transport import TransportSettings
 from trio_sidecar.config.vllm import VllmSettings
 from trio_sidecar.config.worker import DisaggregationMode, WorkerSettings, namespace_with_suffix
@@ -38,8 +40,10 @@ __all__ = [
     "MockSettings",
     "Option",
     "OptionSource",
+    "RouterMode",
     "ServerSettings",
     "ServerTlsSettings",
+    "TopSettings",
     "TransportSettings",
     "UpSettings",
     "VllmSettings",

@@ -220,6 +220,14 @@ class ServerSettings:
     )
 
 
+class RouterMode(enum.Enum):
+    """How a front end chooses a worker; the value is its name in Dynamo's own front end."""
+
+    ROUND_ROBIN = "round-robin"
+    RANDOM = "random"
+    KV = "kv"
+
+
 @attrs.frozen(slots=True, kw_only=True)
 class FrontendSettings:
     """Dynamo's front end: the OpenAI HTTP service."""
@@ -246,6 +254,15 @@ class FrontendSettings:
         default=8000,
         check=_check_http_port,
     )
+    router_mode: RouterMode = setting(
+        enum_option(
+            RouterMode,
+            flag="--router-mode",
+            env="DYN_ROUTER_MODE",
+            help="How a worker is chosen; kv takes the one whose engine holds the longest part of the prompt.",
+        ),
+        default=RouterMode.ROUND_ROBIN,
+    )
 
 
 class WorkerKind(enum.Enum):
@@ -268,6 +285,7 @@ class UpSettings:
         http_port: None takes a free one.
         ask: A question to put once; None serves until a signal comes.
         startup_secs: How long all parts together may take until the first answer.
+        system_port: Where the worker's system server shows its metrics; None is nowhere.
     """
 
     http_host: str = setting(
@@ -317,6 +335,17 @@ class UpSettings:
         ),
         default=120.0,
         check=check_duration,
+    )
+    system_port: int | None = setting(
+        Option(
+            flag="--system-port",
+            env=None,
+            parse=whole_number(1, MAX_PORT),
+            metavar="PORT",
+            help="Port of the worker's system server, with its metrics, for trio-sidecar top.",
+        ),
+        default=None,
+        check=_check_free_or_port,
     )
     verbose: bool = setting(
         Option(flag="--verbose", env=None, parse=parse_bool, switch=True, help="Show the output of the parts."),

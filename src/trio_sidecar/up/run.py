@@ -50,6 +50,7 @@ OWN_VARIABLES = re.compile(
     r"DYN_(DISCOVERY_BACKEND|FILE_KV|(REQUEST|RESPONSE|EVENT)_PLANE|NAMESPACE.*|COMPONENT|ENDPOINT|ENDPOINT_TYPES"
     r"|DISAGGREGATION_MODE|ROUTE_TO_ENCODER|SYSTEM_.*|HTTP_HOST|HTTP_PORT|SIDECAR_GRPC_ENDPOINT)|TRIO_SIDECAR_(LISTEN|CONFIG)"
 )
+SYSTEM_PORT = "DYN_SYSTEM_PORT"
 # Dynamo's planes have no authentication. Its request plane obeys these; its event plane, ZMQ, advertises the address
 # but still listens on every interface.
 LISTEN_VARIABLES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
@@ -91,7 +92,7 @@ def child_environment(environ: Mapping[str, str], discovery: Path) -> dict[str, 
         "DYN_FILE_KV": str(discovery),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
-        "DYN_SYSTEM_PORT": "-1",
+        SYSTEM_PORT: "-1",
         "PYTHONUNBUFFERED": "1",
     }
     env.setdefault("TRIO_SIDECAR_LOG_FORMAT", "console")  # people read it here
@@ -223,7 +224,7 @@ class _Up:
             supervisor.start(Part(name="front end", argv=(*self.commands.frontend, *listen), env=frontend))
             # The worker needs no front end, so both start at once.
             worker = (*self.commands.worker, "--grpc-endpoint", self.endpoint)
-            supervisor.start(Part(name="worker", argv=worker, env=env, stop_secs=STOP_SECS))
+            supervisor.start(Part(name="worker", argv=worker, env=self._worker_environment(env), stop_secs=STOP_SECS))
             self.awaited = "front end"
             await _wait_for_port(address)
             stage.outcome = f"listening on http://{address}"
@@ -234,6 +235,10 @@ class _Up:
         with self.report.stage("answer", "asking for one token"):
             await wait_for_answer(address, model)
         return model
+
+    def _worker_environment(self, env: dict[str, str]) -> dict[str, str]:
+        port = self.settings.system_port
+        return env if port is None else {**env, SYSTEM_PORT: str(port)}
 
     def _on_line(self, part: str, line: str) -> None:
         self.report.on_line(part, line)
@@ -258,6 +263,8 @@ class _Up:
     def _say_how_to_ask(self, model: str) -> None:
         self.report.say("\nReady; Ctrl-C ends it. Try:\n")
         self._write(curl_line(self.address, model) + "\n")
+        if (port := self.settings.system_port) is not None:
+            self._write(f"trio-sidecar top 127.0.0.1:{port}\n")
 
     def _write(self, text: str) -> None:
         """Write to whoever asked.
