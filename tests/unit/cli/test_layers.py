@@ -133,7 +133,7 @@ def test_every_command_takes_a_file() -> None:
     """Every command that has settings has a table, --config and --print-config; neither is a key of the file."""
     tables = {table_name(each): table_of(each) for each in commands_of(build_parser()) if table_of(each)}
 
-    assert {"up", "worker", "engine.mock", "engine.vllm", "frontend", "doctor"} == tables.keys()
+    assert {"up", "worker", "engine.mock", "engine.vllm", "frontend", "doctor", "top"} == tables.keys()
     for name, keys in tables.items():
         assert {"--config", "--print-config"} < command(name).offered.keys()
         assert not {"config", "print_config"} & keys.keys()
