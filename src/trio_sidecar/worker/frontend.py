@@ -11,6 +11,7 @@ import trio
 
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.bridge.loop import current_loop
+from trio_sidecar.config import RouterMode
 from trio_sidecar.endpoint import ListenAddress, cannot_listen
 from trio_sidecar.errors import InvalidConfig, MissingExtra, SidecarError, cause_chain
 from trio_sidecar.lifecycle import open_stop_signals
@@ -40,12 +41,13 @@ class FrontendBinding:
     Attributes:
         open_runtime: ``DistributedRuntime(event_loop, discovery_backend, request_plane)``; its ``shutdown()`` lets HTTP
             requests end and then makes ``aio_run_input`` return.
-        aio_make_engine: Makes the engine that routes to workers, given the runtime, host and port.
+        aio_make_engine: Makes the engine that routes to workers, given the runtime, host, port and how a worker is
+            chosen.
         aio_run_input: Serves HTTP with it.
     """
 
     open_runtime: Callable[[object, str, str], Any]
-    aio_make_engine: Callable[[Any, str, int], Awaitable[Any]]
+    aio_make_engine: Callable[[Any, str, int, RouterMode], Awaitable[Any]]
     aio_run_input: Callable[[Any, Any], Awaitable[None]]
 
 
@@ -60,8 +62,16 @@ def load_frontend_binding() -> FrontendBinding:
     except ImportError as error:
         raise missing_dynamo(error) from error
 
-    def make_engine(runtime: Any, host: str, port: int) -> Awaitable[Any]:
-        arguments = _core.EntrypointArgs(_core.EngineType.Dynamic, http_host=host, http_port=port)
+    modes = {
+        RouterMode.ROUND_ROBIN: _core.RouterMode.RoundRobin,
+        RouterMode.RANDOM: _core.RouterMode.Random,
+        RouterMode.KV: _core.RouterMode.KV,
+    }
+
+    def make_engine(runtime: Any, host: str, port: int, mode: RouterMode) -> Awaitable[Any]:
+        router = _core.RouterConfig(modes[mode], _core.KvRouterConfig() if mode is RouterMode.KV else None)
+        kind = _core.EngineType.Dynamic
+        arguments = _core.EntrypointArgs(kind, http_host=host, http_port=port, router_config=router)
         return _core.make_engine(runtime, arguments)
 
     def run_input(runtime: Any, engine: Any) -> Awaitable[None]:
@@ -78,7 +88,7 @@ async def run_frontend(
     At the end, requests in flight may finish; Dynamo's ``DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS`` bounds that.
 
     Args:
-        settings: Where to listen.
+        settings: Where to listen, and how to choose a worker.
         binding: Dynamo; by default the installed one.
         process_ends_after: The process ends next, so let no late signal spoil its exit code.
 
@@ -122,7 +132,8 @@ async def _serve(settings: FrontendSettings, binding: FrontendBinding, stop: Sto
             if stop.requested:
                 return None
         runtime = binding.open_runtime(current_loop(), discovery, os.environ.get(*REQUEST_PLANE))
-        engine = await run_aio(binding.aio_make_engine, runtime, settings.http_host, settings.http_port)
+        where = (settings.http_host, settings.http_port)
+        engine = await run_aio(binding.aio_make_engine, runtime, *where, settings.router_mode)
     except SidecarError as error:
         return error
     except Exception as error:  # noqa: BLE001 - Dynamo raises plain exceptions

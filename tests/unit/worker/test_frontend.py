@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from trio_sidecar.bridge import AioEvent, Host, run
-from trio_sidecar.config import FrontendSettings
+from trio_sidecar.config import FrontendSettings, RouterMode
 from trio_sidecar.errors import InvalidConfig, MissingExtra
 from trio_sidecar.worker.frontend import FrontendBinding, run_frontend
 
@@ -59,8 +59,8 @@ class FakeFrontend:
         self.made.append((discovery, request_plane))
         return FakeRuntime()
 
-    async def _aio_make_engine(self, runtime: FakeRuntime, host: str, port: int) -> str:
-        self.made.append((host, port))
+    async def _aio_make_engine(self, runtime: FakeRuntime, host: str, port: int, mode: RouterMode) -> str:
+        self.made.append((host, port, mode))
         return "engine"
 
     async def _aio_run_input(self, runtime: FakeRuntime, engine: str) -> None:
@@ -102,7 +102,7 @@ def test_ends_on_a_signal(port: int, host: Host, signum: signal.Signals) -> None
     """A signal shuts the runtime down, which lets requests end; the exit code is 0."""
     fake = FakeFrontend(signum=signum)
     assert (0, []) == serve(fake, port, host)
-    assert [("file", "tcp"), ("127.0.0.1", port)] == fake.made
+    assert [("file", "tcp"), ("127.0.0.1", port, RouterMode.ROUND_ROBIN)] == fake.made
 
 
 def test_port_is_taken(port: int) -> None:
