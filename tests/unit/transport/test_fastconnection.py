@@ -11,11 +11,13 @@ import pytest
 import trio
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from trio.testing import wait_all_tasks_blocked
 
 from trio_sidecar.bridge import aio_checkpoint, run_aio
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, RpcError, StatusCode
+from trio_sidecar.metrics import PoolMeter
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport.connection import ConnectionSettings, ConnectionState, NotProcessed
 from trio_sidecar.transport.fastconnection import FastConnection
@@ -313,7 +315,8 @@ async def test_odd_headers_do_no_harm(wire: Wire) -> None:
 async def test_a_reset_ends_its_own_stream(
     wire: Wire, code: int, headers: bool, status: StatusCode, sentence: str
 ) -> None:
-    """With the status of its code; the other stream goes on."""
+    """With the status of its code, under which it is counted; the other stream goes on."""
+    wire.connection.settings = attrs.evolve(SETTINGS, meter=PoolMeter())
     async with trio.open_nursery() as nursery:
         one, two = [await called(wire, nursery) for _ in range(2)]
         if headers:
@@ -325,6 +328,8 @@ async def test_a_reset_ends_its_own_stream(
         assert (status, sentence) == (one.error.status, one.error.detail)
         assert two.error is None
         two.scope.cancel()
+    resets = wire.connection.settings.meter.resets
+    assert {ErrorCodes(code).name: 1} == {name: count for name, count in resets.items() if count}
 
 
 async def test_a_stream_that_breaks_the_rules_fails_alone(wire: Wire) -> None:
@@ -753,11 +758,21 @@ async def test_frames_of_a_stream_that_was_left_cost_no_window(wire: Wire) -> No
     assert ConnectionState.READY is wire.connection.state
 
 
-@pytest.mark.parametrize("stream_id", [2, 3, 1001])
-async def test_frames_of_streams_that_never_were_are_a_fault(wire: Wire, stream_id: int) -> None:
-    """Neither the server's nor ones that we have yet to open."""
+async def test_whatever_ends_a_connection_in_grpclib_ends_ours(wire: Wire) -> None:
+    """With its reason."""
+    await trio.lowlevel.checkpoint()
+    wire.connection.protocol.processor.close()
+    assert (ConnectionState.CLOSED, "closed") == (wire.connection.state, wire.connection.reason)
+
+
+@pytest.mark.parametrize("stream_id", [2, 5, 1001])
+async def test_frames_of_streams_that_never_were_are_a_fault(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, stream_id: int
+) -> None:
+    """Neither the server's nor ones that we have yet to open; it is h2 that finds it."""
+    monkeypatch.setattr(wire.connection, "acknowledge", lambda *_: pytest.fail("taken for one that was left"))
     async with trio.open_nursery() as nursery:
-        call = await called(wire, nursery)
+        call, _ = [await called(wire, nursery) for _ in range(2)]
         wire.frame(0, 0, stream_id, b"data")
         await settle(wire)
     assert call.error is not None

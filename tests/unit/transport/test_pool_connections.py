@@ -350,6 +350,19 @@ async def test_a_waiter_that_gives_up_leaves_the_queue(
         assert (1, 0, 2) == (len(served), pool.statistics().queued, pool.slots[0].open_streams)
 
 
+async def test_waits_for_a_connection_are_measured(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
+    """Also those that took no time."""
+    async with opened(logs) as pool:
+        held = [await lease(pool) for _ in range(2)]
+        assert (2, 0.0) == (sum(pool.meter.wait.counts), pool.meter.wait.sum)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lease, pool)
+            await trio.sleep(5)
+            pool.release(held.pop())
+        assert 3 == sum(pool.meter.wait.counts)
+        assert pytest.approx(5.0, abs=0.01) == pool.meter.wait.sum
+
+
 async def test_every_replacement_is_counted(autojump_clock: MockClock, network: Network, logs: Lines) -> None:
     """Of each slot, however often."""
     async with opened(logs, 2) as pool:

@@ -202,6 +202,27 @@ async def test_an_attempt_that_fails_closes_the_channel(scene: Scene, monkeypatc
     assert ["close"] == scene.grpclib.asked
 
 
+async def test_a_connection_is_made_with_what_it_was_given(
+    aio_loop: Loop, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings, listener, and a codec that leaves bytes alone."""
+    protocol = SimpleNamespace(connection_lost=lambda error: None)
+
+    async def aio_handshake(*_: Any) -> Any:
+        await aio_checkpoint()
+        return protocol
+
+    monkeypatch.setattr(publicpath, "aio_handshake", aio_handshake)
+    changes: list[Any] = []
+    made = await run_aio(publicpath.aio_connect, SETTINGS, changes.append)
+    assert SETTINGS is made.settings
+    codec = made.channel._codec
+    assert (b"request", b"answer") == (codec.encode(bytearray(b"request"), bytes), codec.decode(b"answer", bytes))
+    assert ("engine", 50051) == (made.channel._host, made.channel._port)
+    made.close("done")
+    assert [made] == changes
+
+
 # -- Calls
 
 
@@ -364,11 +385,15 @@ async def test_a_timeout_of_somebody_else_is_no_missing_status(scene: Scene) -> 
     ],
 )
 async def test_faults_of_one_stream(scene: Scene, fault: Exception, status: StatusCode, sentence: str) -> None:
-    """The others go on."""
+    """The others go on; a reset is counted."""
     await trio.lowlevel.checkpoint()
+    before = dict(scene.connection.settings.meter.resets)
     error = scene.connection.translated(fault)
     assert (status, sentence) == (error.status, error.detail)
     assert (ConnectionState.READY, []) == (scene.connection.state, scene.changes)
+    after = scene.connection.settings.meter.resets
+    reset = {StatusCode.CANCELLED: "CANCEL", StatusCode.RESOURCE_EXHAUSTED: "ENHANCE_YOUR_CALM"}.get(status)
+    assert ({reset: 1} if reset else {}) == {name: n - before[name] for name, n in after.items() if n != before[name]}
 
 
 @pytest.mark.parametrize(
