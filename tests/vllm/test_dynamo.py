@@ -14,8 +14,9 @@ import pytest
 import trio
 
 from support import peers
+from support.exposition import values
 from support.openai import open_client
-from support.processes import Child
+from support.processes import Child, free_port
 from support.vllm_server import MODEL_NAME, START_SECONDS, VLLM_ARGUMENTS, engine_processes, vllm_environment
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "bird", "schema": {"enu
 
 
 @contextlib.contextmanager
-def in_process(models: Path, directory: Path) -> Iterator[tuple[peers.Frontend, Child]]:
-    """A worker with the engine in its own process."""
+def in_process(models: Path, directory: Path, system_port: int) -> Iterator[tuple[peers.Frontend, Child]]:
+    """A worker with the engine in its own process, and a system server."""
     discovery = directory / "discovery"
     frontend = peers.start_frontend(discovery=discovery, log_dir=directory)
-    env = peers.dynamo_environment(discovery) | vllm_environment(models)
+    env = peers.dynamo_environment(discovery) | vllm_environment(models) | {"DYN_SYSTEM_PORT": str(system_port)}
     argv: list[str | Path] = [
         sys.executable,
         "-m",
@@ -106,7 +107,7 @@ async def answers(frontend: peers.Frontend, prompt: list[int]) -> dict[str, Any]
 async def test_in_process_and_remote_say_the_same(
     server: VllmServer, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Chat, completions, logprobs, JSON schema, stop strings, usage and refusals; then the worker's ends.
+    """Chat, completions, logprobs, JSON schema, stop strings, usage and refusals; then metrics and the worker's ends.
 
     The worker with the engine in its own process fails when the engine is killed.
     """
@@ -123,8 +124,12 @@ async def test_in_process_and_remote_say_the_same(
         expected["refused"],
     )
     assert (len(prompt), 8, len(prompt) + 8) == expected["usage"]
-    with in_process(models, tmp_path_factory.mktemp("in-process")) as (frontend, worker):
+    port = free_port()
+    with in_process(models, tmp_path_factory.mktemp("in-process"), port) as (frontend, worker):
         assert expected == await answers(frontend, prompt)
+        page = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        assert values(page)["engine_state{state=serving}"]
+        assert any(name.startswith("generation_tokens_total") for name in values(page, "vllm:"))
         (engine,) = engine_processes(worker)
         os.kill(engine, signal.SIGKILL)
         assert 1 == worker.wait(seconds=20)
