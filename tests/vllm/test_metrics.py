@@ -40,4 +40,4 @@ def test_a_servers_page(models: Path, tmp_path: Path) -> None:
     theirs = values(text, "vllm:")
     (generated,) = [value for name, value in theirs.items() if name.startswith("generation_tokens_total{")]
     assert 8 == generated
-    assert [] == [name for name in values(text, "python_")]
+    assert {} == values(text, "python_")
