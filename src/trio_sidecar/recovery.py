@@ -7,6 +7,8 @@ worker was registered for, in a new lifetime perhaps; then the adapters' records
 taken again. Of an engine that was replaced, nothing that was known of its KV blocks is kept. None of that needs an
 operator. An engine that serves something else ends the worker, with the reason (R15.7).
 
+An engine that says that it serves, and does not answer, is away too: see :mod:`trio_sidecar.requests.hang`.
+
 One failed look means nothing: a connection may just have been replaced. So a look that fails is repeated at once, and
 only the second failure counts (FR-020). There is a look every two seconds, and at once after a connection was replaced:
 an engine that is replaced within these two seconds is found out before it has answered much.
@@ -24,7 +26,14 @@ import trio
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.deadline import Deadline
 from trio_sidecar.discovery import DiscoveredModel, discover
-from trio_sidecar.errors import ErrorKind, IncompatibleEngine, RpcError, SidecarError, cause_chain
+from trio_sidecar.errors import (
+    ConnectionTimeoutError,
+    ErrorKind,
+    IncompatibleEngine,
+    RpcError,
+    SidecarError,
+    cause_chain,
+)
 from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.tracing import NO_TRACES, Activity
 from trio_sidecar.wire import HealthCheckResponseServingStatus
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
 
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.lifecycle import StopRequest
+    from trio_sidecar.requests.hang import HangCheck
     from trio_sidecar.requests.sessions import Sessions
     from trio_sidecar.tracing import Tracer
 
@@ -49,6 +59,11 @@ log = structlog.get_logger("trio_sidecar.recovery")
 
 class Availability(Protocol):
     """Whether others can find the worker (asyncio-flavoured)."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator has the engine rest: then it is no fault that it answers nothing."""
+        ...
 
     async def aio_withdraw_for_recovery(self) -> None:
         """Let nobody find it, nor its adapters (R15.4); never raises."""
@@ -110,6 +125,7 @@ class Recovery:
         stop: Once a stop is requested, nothing is given back.
         tracer: Makes a span of each time that the engine is away.
         reconnected: Returns when a lost connection has been replaced: it may lead to another engine.
+        hang: Finds out whether a healthy engine answers; None if nobody wants to know.
         recoveries: How often the engine has come back.
         away: Whether it is away now.
     """
@@ -122,9 +138,11 @@ class Recovery:
     settings: RecoverySettings = attrs.field(factory=RecoverySettings)
     tracer: Tracer = NO_TRACES
     reconnected: Callable[[], Awaitable[None]] = trio.sleep_forever
+    hang: HangCheck | None = None
     recoveries: int = attrs.field(default=0, init=False)
     away: bool = attrs.field(default=False, init=False)
     _instance: str = attrs.field(default="", init=False)
+    _hung: bool = attrs.field(default=False, init=False)
 
     @property
     def instance_id(self) -> str:
@@ -204,6 +222,29 @@ class Recovery:
                 await trio.sleep(self.settings.confirm_secs)
                 if fault := await self._fault():
                     return fault.reason
+            elif hang := await self._hang():
+                return hang
+
+    async def _hang(self) -> str:
+        """Why a healthy engine must be taken to hang; empty if it need not."""
+        if self.hang is None or self.availability.paused or not self.hang.suspects():
+            return ""
+        try:
+            self._hung = not await self.hang.answers()
+        except SidecarError as error:
+            log.debug("engine_not_probed", reason=str(error))  # the next look finds out why
+        return f"it says that it serves, and has answered nothing for {self.hang.silent_secs:g} s" if self._hung else ""
+
+    async def _answers_again(self, deadline: Deadline) -> bool:
+        """Whether an engine that was seen to hang, or the one after it, answers again."""
+        if self.hang is None or not self._hung:
+            return True
+        with deadline.scope():
+            self._hung = not await self.hang.answers()
+        if self._hung and deadline.expired():
+            reason = "the engine says that it serves, but has not answered a request of one token"
+            raise ConnectionTimeoutError(reason)
+        return not self._hung
 
     async def _fault(self) -> _Fault | None:
         """What is wrong with the engine."""
@@ -228,6 +269,8 @@ class Recovery:
             try:
                 await wait_until_serving(self.engine, SERVICES, deadline, self.settings.retry_secs)
                 now = await discover(self.engine, deadline)
+                self.model.check_same_engine(now)
+                answers = await self._answers_again(deadline)
             except IncompatibleEngine:
                 raise
             except SidecarError as error:
@@ -236,5 +279,5 @@ class Recovery:
                 log.debug("engine_went_away_again", reason=str(error), rpc=isinstance(error, RpcError))
                 await trio.sleep(deadline.sooner_of(self.settings.retry_secs))
                 continue
-            self.model.check_same_engine(now)
-            return now
+            if answers:
+                return now

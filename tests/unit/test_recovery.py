@@ -13,20 +13,31 @@ from support.conversion import convert
 from support.samples import minimal_request
 from support.traces import RecordedTraces
 from trio_sidecar import wire
-from trio_sidecar.bridge import aio_checkpoint
+from trio_sidecar.bridge import aio_checkpoint, run_aio
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.discovery import DiscoveredModel
-from trio_sidecar.errors import ConnectError, EngineShutdown, IncompatibleEngine, RpcError, StatusCode
+from trio_sidecar.errors import (
+    ConnectError,
+    ConnectionTimeoutError,
+    EngineShutdown,
+    IncompatibleEngine,
+    RpcError,
+    SidecarError,
+    StatusCode,
+)
 from trio_sidecar.lifecycle import StopRequest
 from trio_sidecar.recovery import Recovery, RecoverySettings
+from trio_sidecar.requests.hang import HangCheck
+from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.sessions import Sessions
-from trio_sidecar.testing.fake_engine import FakeEngine, Gate, Script, Send, finish
+from trio_sidecar.testing.fake_engine import Fail, FakeEngine, Gate, Script, Send, Wait, finish, tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 Status = wire.HealthCheckResponseServingStatus
 SETTINGS = RecoverySettings(interval_secs=2.0, look_secs=3.0, confirm_secs=0.25, retry_secs=1.0, startup_secs=60.0)
+HANG_SECS = 20.0
 GONE = ConnectError("no connection to vLLM at 127.0.0.1:1")
 
 
@@ -76,11 +87,13 @@ class Book:
     """Whether others can find the worker.
 
     Attributes:
+        paused: Whether an operator has the engine rest.
         events: What happened, with its time.
         failure: Raised when the worker is to be found again.
         replacements: With what it was to be found again: the instance, and whether that was taken for a new one.
     """
 
+    paused: bool = False
     events: list[tuple[str, float]] = attrs.field(factory=list)
     failure: Exception | None = None
     replacements: list[tuple[str, bool]] = attrs.field(factory=list)
@@ -131,11 +144,12 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(silence: SilenceLimits | None = None) -> AsyncIterator[World]:
     """A worker in front of an engine that serves."""
     engine = Moody(script=Script(stream=[Send(finish(1, total=1))]))
     engine.serve()
-    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
+    limits = silence or SilenceLimits()
+    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks, silence=limits)
     book, stop, traces = Book(), StopRequest(), RecordedTraces()
     model = DiscoveredModel.from_messages(model_info(), server_info())
     reconnected = trio.Event()
@@ -154,6 +168,7 @@ async def world() -> AsyncIterator[World]:
         settings=SETTINGS,
         tracer=traces.tracer,
         reconnected=wait_once,
+        hang=HangCheck(engine=engine, sessions=sessions, model="served", silent_secs=HANG_SECS),
     )
     recovery.follow(model)
     found = World(engine, sessions, book, recovery, stop, traces, reconnected)
@@ -354,3 +369,140 @@ async def test_nothing_is_given_back_once_the_worker_stops(aio_loop: object, aut
         await trio.sleep(10)
         assert ["withdrawn"] == [name for name, _ in w.book.events]
         assert [("", False)] == w.spans()
+
+
+# -- An engine that says that it serves, and hangs
+
+
+ANSWER = Script(stream=[Send(tokens(7)), Send(finish(1, total=1))])
+
+
+def hanging() -> Script:
+    """Takes a request, and says nothing."""
+    return Script(stream=[Gate()])
+
+
+async def ask(w: World, at: float = 0.0) -> None:
+    """One client, who waits for ever if need be."""
+    await trio.sleep(at)
+    session = w.sessions.open(minimal_request(), f"r{at}")
+    try:
+        while await run_aio(session.aio_next) is not None:
+            pass
+    except SidecarError:
+        pass
+    finally:
+        session.close()
+
+
+def probes(w: World) -> list[wire.GenerateRequest]:
+    return [seen.request for seen in w.engine.requests if seen.request.request_id.startswith("trio-sidecar-probe-")]
+
+
+@pytest.mark.rule("FR-017")
+async def test_an_engine_that_hangs_is_away_until_it_answers(aio_loop: object, autojump_clock: object) -> None:
+    """Its health is good, but nobody hears from it: one token is asked for, and the worker leaves and comes back."""
+    async with world() as w, trio.open_nursery() as clients:
+        w.engine.script = hanging()
+        clients.start_soon(ask, w)
+        await trio.sleep(HANG_SECS + 3)
+        assert (1, [], "") == (len(probes(w)), w.book.events, w.refused())
+        (probe,) = probes(w)
+        assert ([0], 1, 1, True) == (
+            probe.token_ids and probe.token_ids.ids,
+            probe.stopping and probe.stopping.max_new_tokens,
+            probe.stopping and probe.stopping.min_new_tokens,
+            probe.stopping and probe.stopping.ignore_eos,
+        )
+        await trio.sleep(HANG_SECS)
+        assert ["withdrawn"] == [name for name, _ in w.book.events]
+        assert "it says that it serves, and has answered nothing for 20 s" in w.refused()
+        w.engine.script = ANSWER
+        await trio.sleep(HANG_SECS)
+        assert (["withdrawn", "back"], "") == ([name for name, _ in w.book.events], w.refused())
+        clients.cancel_scope.cancel()
+
+
+@pytest.mark.rule("FR-017", "FR-020")
+async def test_an_engine_that_is_only_slow_stays(aio_loop: object, autojump_clock: object) -> None:
+    """It answers the one token in time; while anybody hears from it, nobody asks for one."""
+    async with world() as w, trio.open_nursery() as clients:
+        w.engine.script = hanging()
+        clients.start_soon(ask, w)
+        await trio.sleep(1)
+        w.engine.script = Script(stream=[Wait(HANG_SECS - 2), Send(finish(1, total=1))])
+        for at in range(0, 100, 15):
+            clients.start_soon(ask, w, float(at))
+        await trio.sleep(100)
+        assert [] == probes(w)
+        await trio.sleep(50)
+        assert len(probes(w)) in {1, 2}
+        assert ([], "") == (w.book.events, w.refused())
+        clients.cancel_scope.cancel()
+
+
+async def test_an_idle_engine_is_not_asked(aio_loop: object, autojump_clock: object) -> None:
+    """Nobody waits, so nobody is let down: neither before the first request, nor after the last."""
+    async with world() as w:
+        await trio.sleep(1000)
+        w.engine.script = ANSWER
+        await ask(w)
+        await trio.sleep(1000)
+        assert [] == probes(w)
+
+
+async def test_a_paused_engine_is_not_asked(aio_loop: object, autojump_clock: object) -> None:
+    """Requests wait because an operator wants them to."""
+    async with world() as w, trio.open_nursery() as clients:
+        w.engine.script, w.book.paused = hanging(), True
+        clients.start_soon(ask, w)
+        await trio.sleep(1000)
+        assert ([], []) == (probes(w), w.book.events)
+        clients.cancel_scope.cancel()
+
+
+async def test_a_request_that_runs_into_its_limit_raises_suspicion(aio_loop: object, autojump_clock: object) -> None:
+    """Even if that is sooner than the silence would: the engine is asked at once, and is well if it answers."""
+    async with world(SilenceLimits(first_response_secs=5)) as w:
+        w.engine.script = hanging()
+        await ask(w)
+        assert [] == probes(w)
+        w.engine.script = ANSWER
+        await trio.sleep(3)
+        assert (1, []) == (len(probes(w)), w.book.events)
+        await trio.sleep(1000)
+        assert 1 == len(probes(w))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "events"),
+    [
+        (RpcError(StatusCode.INVALID_ARGUMENT, "no such token"), []),
+        (RpcError(StatusCode.UNAVAILABLE, "cut"), []),
+    ],
+)
+async def test_a_probe_that_is_refused_says_nothing(
+    aio_loop: object, autojump_clock: object, refusal: RpcError, events: list[str]
+) -> None:
+    """An engine that refuses does not hang; one that cannot be asked is for the next look to judge."""
+    async with world() as w, trio.open_nursery() as clients:
+        w.engine.script = hanging()
+        clients.start_soon(ask, w)
+        await trio.sleep(1)
+        w.engine.script = Script(opening=[Fail(refusal)])
+        await trio.sleep(3 * HANG_SECS)
+        assert events == [name for name, _ in w.book.events]
+        assert probes(w)
+        clients.cancel_scope.cancel()
+
+
+@pytest.mark.rule("R15.16")
+async def test_an_engine_that_hangs_for_good(aio_loop: object, autojump_clock: object) -> None:
+    """After the start-up budget the worker gives up, however healthy the engine says it is."""
+    async with world() as w, trio.open_nursery() as clients:
+        w.engine.script = hanging()
+        clients.start_soon(ask, w)
+        await trio.sleep(2 * HANG_SECS + 3 + SETTINGS.startup_secs + 1)
+        assert isinstance(w.failure, ConnectionTimeoutError)
+        assert "has not answered a request of one token" in str(w.failure)
+        clients.cancel_scope.cancel()

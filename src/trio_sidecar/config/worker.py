@@ -299,6 +299,18 @@ class WorkerSettings:
         default=600.0,
         check=nonnegative_seconds,
     )
+    hang_check_secs: float = setting(
+        Option(
+            flag="--hang-check-secs",
+            env="TRIO_SIDECAR_HANG_CHECK_SECS",
+            parse=duration,
+            metavar="SECONDS",
+            help="After so much silence towards all who wait, the engine is asked for one token; if that takes as long "
+            "again, the worker leaves service until the engine answers; 0 asks never.",
+        ),
+        default=60.0,
+        check=nonnegative_seconds,
+    )
     max_inflight_requests: int = setting(
         Option(
             flag="--max-inflight-requests",

@@ -6,6 +6,7 @@ is under way now, and sets itself anew for what is left. So a token costs one lo
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import attrs
@@ -38,43 +39,74 @@ class SilenceLimits:
     idle_secs: float = 0.0
 
 
+class Hearing:
+    """When any request has heard from the engine, on the clock of :func:`~trio_sidecar.bridge.aio_now`.
+
+    Attributes:
+        heard_at: The last time.
+        gave_up: A request has run into a limit since then.
+    """
+
+    __slots__ = ("gave_up", "heard_at")
+
+    def __init__(self) -> None:
+        self.heard_at = -math.inf
+        self.gave_up = False
+
+    def note(self, moment: float) -> None:
+        """Somebody has heard from it."""
+        self.heard_at = moment
+        self.gave_up = False
+
+
 class SilenceWatch:
     """The watch over one request.
 
     Args:
         limits: How long.
+        hearing: Told of what this request hears.
         expire: Called once, with a sentence, when the engine has been silent for too long.
+
+    Attributes:
+        since: When the wait for the engine began; None while nobody waits for it.
     """
 
-    __slots__ = ("_expire", "_first", "_limits", "_since", "_timer")
+    __slots__ = ("_expire", "_first", "_hearing", "_limits", "_timer", "since")
 
-    def __init__(self, limits: SilenceLimits, expire: Callable[[str], None]) -> None:
+    def __init__(self, limits: SilenceLimits, expire: Callable[[str], None], hearing: Hearing | None = None) -> None:
         self._limits = limits
+        self._hearing = hearing or Hearing()
         self._expire = expire
         self._first = True
-        self._since: float | None = None
+        self.since: float | None = None
         self._timer: AioTimer | None = None
 
     def begin(self) -> None:
         """The request goes to the engine now."""
-        self._since = aio_now()
+        self.since = aio_now()
         self._arm(self._limit)
 
     def asking(self) -> None:
         """From here on it is the engine that is waited for; for its first message it has been since the request."""
         if not self._first:
-            self._since = aio_now()
+            self.since = now = aio_now()
+            self._hearing.note(now)
 
     def answered(self) -> None:
         """It has sent something; until :meth:`asking` nobody waits for it."""
-        self._since = None
+        self.since = None
         if self._first:
             self._first = False
-            self.end()
+            self._hearing.note(aio_now())
+            self._disarm()
             self._arm(self._limit)
 
     def end(self) -> None:
         """The request is over."""
+        self.since = None
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -90,9 +122,10 @@ class SilenceWatch:
     def _ring(self) -> None:
         self._timer = None
         limit = self._limit
-        silent = 0.0 if self._since is None else aio_now() - self._since
+        silent = 0.0 if self.since is None else aio_now() - self.since
         if silent < limit - _EARLY_SECS:
             self._arm(limit - silent)
             return
+        self._hearing.gave_up = True
         message = "first response" if self._first else "further message"
         self._expire(f"the engine has sent no {message} for {limit:g} s")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trio_sidecar.engines.contract import Engine
     from trio_sidecar.requests.buffer import BufferStatistics, OutputBuffer
     from trio_sidecar.requests.contract import CancelPolicy, Converted, Responder
+    from trio_sidecar.requests.limits import Hearing
     from trio_sidecar.tracing import RequestTrace
 
 __all__ = ["EndReason", "Session"]
@@ -95,6 +96,7 @@ class Session:
         policy: CancelPolicy,
         *,
         silence: SilenceLimits | None = None,
+        hearing: Hearing | None = None,
         trace: RequestTrace = UNTRACED,
         meter: RequestMeter | None = None,
     ) -> None:
@@ -113,7 +115,12 @@ class Session:
         self._meter = meter or RequestMeter()
         self._meter.accepted += 1
         self._meter.prompt_tokens += converted.response.prompt_tokens
-        self._watch = SilenceWatch(silence or SilenceLimits(), self._expired)
+        self._watch = SilenceWatch(silence or SilenceLimits(), self._expired, hearing)
+
+    @property
+    def waits_since(self) -> float | None:
+        """When its present wait for the engine began, on the clock of ``aio_now``; None if it does not wait."""
+        return self._watch.since
 
     # -- For the face -----------------------------------------------------------------------------------------------
 

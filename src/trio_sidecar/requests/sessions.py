@@ -9,11 +9,12 @@ import attrs
 import structlog
 import trio
 
+from trio_sidecar.bridge import aio_now
 from trio_sidecar.errors import EngineShutdown, InvalidRequest, Overloaded, SidecarError, StatusCode
 from trio_sidecar.metrics import RequestMeter
 from trio_sidecar.requests.buffer import BufferLimit, OutputBuffer
 from trio_sidecar.requests.contract import CancelAtOnce
-from trio_sidecar.requests.limits import SilenceLimits
+from trio_sidecar.requests.limits import Hearing, SilenceLimits
 from trio_sidecar.requests.session import EndReason, Session
 from trio_sidecar.tracing import NO_TRACES, Activity, trace_request
 
@@ -102,6 +103,7 @@ class Sessions:
     _closed: bool = attrs.field(default=False, init=False)
     _suspended: str = attrs.field(default="", init=False)
     _open: set[Session] = attrs.field(factory=set, init=False)
+    _hearing: Hearing = attrs.field(factory=Hearing, init=False)
     _idle: trio.Event | None = attrs.field(default=None, init=False)
     _peak: int = attrs.field(default=0, init=False)
     _refused: int = attrs.field(default=0, init=False)
@@ -187,6 +189,7 @@ class Sessions:
             buffer,
             policy,
             silence=self.silence,
+            hearing=self._hearing,
             trace=trace,
             meter=self.meter,
         )
@@ -228,6 +231,17 @@ class Sessions:
     def resume(self) -> None:
         """Take requests again."""
         self._suspended = ""
+
+    def unheard(self, seconds: float) -> bool:
+        """Whether nobody has heard from the engine for so long, though somebody waits or has run into a limit since."""
+        if self._hearing.gave_up:
+            return True
+        waits = [since for session in self._open if (since := session.waits_since) is not None]
+        return bool(waits) and aio_now() - max(self._hearing.heard_at, min(waits)) >= seconds
+
+    def note_heard(self) -> None:
+        """The engine has answered somebody who is no request."""
+        self._hearing.note(aio_now())
 
     def cancel_all(self) -> None:
         """Stop every open request: each gets a cancelled terminal with the tokens so far (R11.3)."""

@@ -17,7 +17,6 @@ here feeds it and acts on its answers. Rules that a reader should know:
 
 from __future__ import annotations
 
-import collections
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,8 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.bridge import AioEvent, aio_now, run_aio
-from trio_sidecar.errors import ConnectError, Overloaded, SidecarError, cause_chain
+from trio_sidecar.bridge import aio_now, run_aio
+from trio_sidecar.errors import ConnectError, SidecarError, cause_chain
 from trio_sidecar.transport import fastpath
 from trio_sidecar.transport.balance import PoolStatistics, choose
 from trio_sidecar.transport.connect import FailureLog, connect_slots
@@ -34,6 +33,7 @@ from trio_sidecar.transport.connection import Connection, ConnectionState
 from trio_sidecar.transport.dial import aio_connect, connection_settings
 from trio_sidecar.transport.keepalive import Keepalive
 from trio_sidecar.transport.slot import Slot
+from trio_sidecar.transport.waiting import Line, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,23 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "Pool", "open_pool"]
 
-MAX_WAITING_CALLS = 16_384
-"""How many calls may wait for a stream; only an unlimited number of requests gets there."""
-
 _MAX_RECONNECT_INTERVAL_SECS = 5.0
 _CLOSE_SECS = 1.0
 
 log = structlog.get_logger("trio_sidecar.transport.pool")
-
-
-@attrs.define(eq=False)
-class _Waiter:
-    """A call that waits for a connection."""
-
-    urgent: bool = False
-    ready: AioEvent = attrs.field(factory=AioEvent)
-    lease: Lease | None = None
-    error: ConnectError | None = None
 
 
 @attrs.define(eq=False)
@@ -93,7 +80,7 @@ class Pool:
         self._bootstrap = bootstrap
         self._fast = fast
         self.slots = [Slot(number) for number in range(1, settings.grpc_connections + 1)]
-        self._waiting: collections.deque[_Waiter] = collections.deque()
+        self._waiting = Line()
         self._connections: set[Connection] = set()
         self._last = -1
         self._reconnects = 0
@@ -149,8 +136,8 @@ class Pool:
             return lease
         if (error := self._hopeless()) is not None:
             raise error
-        waiter = _Waiter(urgent)
-        self._queue(waiter)
+        waiter = Waiter(urgent)
+        self._waiting.join(waiter, f"{self.peer} at {self._endpoint}")
         began = aio_now()
         try:
             await waiter.ready.aio_wait()
@@ -166,16 +153,6 @@ class Pool:
             raise waiter.error
         assert waiter.lease is not None  # noqa: S101
         return waiter.lease
-
-    def _queue(self, waiter: _Waiter) -> None:
-        if waiter.urgent:
-            self._waiting.insert(sum(other.urgent for other in self._waiting), waiter)
-        elif len(self._waiting) < MAX_WAITING_CALLS:
-            self._waiting.append(waiter)
-        else:
-            waiting = len(self._waiting)
-            reason = f"{waiting} calls wait for {self.peer} at {self._endpoint} to take them, the most that may"
-            raise Overloaded(MAX_WAITING_CALLS, reason)
 
     def release(self, lease: Lease) -> None:
         """Give a reservation back."""

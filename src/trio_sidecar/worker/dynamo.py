@@ -27,6 +27,7 @@ from trio_sidecar.health_wait import wait_until_serving
 from trio_sidecar.lifecycle import open_stop_signals, settle_collector
 from trio_sidecar.metrics import watch_lag
 from trio_sidecar.recovery import Recovery, RecoverySettings
+from trio_sidecar.requests.hang import HangCheck
 from trio_sidecar.requests.limits import SilenceLimits
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.tracing import NO_TRACES
@@ -224,6 +225,16 @@ def _converter(model: DiscoveredModel, mode: DisaggregationMode) -> Callable[[Ma
     return convert
 
 
+def _hang_check(
+    settings: WorkerSettings, engine: Engine, sessions: Sessions, model: DiscoveredModel
+) -> HangCheck | None:
+    # An encode engine makes no tokens.
+    if not settings.hang_check_secs or settings.disaggregation_mode is DisaggregationMode.ENCODE:
+        return None
+    name, secs = model.served_model_name, settings.hang_check_secs
+    return HangCheck(engine=engine, sessions=sessions, model=name, silent_secs=secs)
+
+
 async def _serve(
     settings: WorkerSettings,
     open_engine: OpenEngine,
@@ -248,6 +259,7 @@ async def _serve(
         model = await _discover(settings, engine, (CONTROL, INFERENCE))
         looked_at.check_same_engine(model)
         config = engine_config(binding, settings, model)
+        attached = management.attach(engine, model)
         recovery = Recovery(
             engine=engine,
             model=looked_at,
@@ -257,10 +269,10 @@ async def _serve(
             tracer=tracer,
             reconnected=engine.reconnected if isinstance(engine, RemoteEngine) else trio.sleep_forever,
             settings=_recovery_settings(settings.transport),
+            hang=_hang_check(settings, attached, sessions, model),
         )
         recovery.follow(model)
         metrics.attach(engine, model, recovery)
-        attached = management.attach(engine, model)
         return Started(config=config, convert=_converter(model, mode), engine=attached, watch=recovery.run)
 
     failure: Exception | None = None

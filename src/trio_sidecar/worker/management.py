@@ -195,6 +195,11 @@ class Management:
         await _aio_unregister(endpoint, "rl_endpoint_not_withdrawn")
         self._kv_publishers.stop()
 
+    @property
+    def paused(self) -> bool:
+        """Whether an operator has the engine rest."""
+        return self._rl.quieted
+
     # -- Recovery ---------------------------------------------------------------------------------------------------
 
     async def aio_withdraw_for_recovery(self) -> None:

@@ -16,7 +16,7 @@ from trio_sidecar.bridge import aio_checkpoint, aio_sleep, run_aio
 from trio_sidecar.config import TransportSettings
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, Overloaded
-from trio_sidecar.transport import fastpath
+from trio_sidecar.transport import fastpath, waiting
 from trio_sidecar.transport import pool as pool_module
 from trio_sidecar.transport.connect import StartupError
 from trio_sidecar.transport.connection import ConnectionState
@@ -261,7 +261,7 @@ async def test_no_more_calls_wait_than_may(
     autojump_clock: MockClock, network: Network, logs: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more is refused for another worker to take, unless it is a short one; a place that is left is given again."""
-    monkeypatch.setattr(pool_module, "MAX_WAITING_CALLS", 2)
+    monkeypatch.setattr(waiting, "MAX_WAITING_CALLS", 2)
     async with opened(logs) as pool:
         held = [await lease(pool) for _ in range(2)]
         async with trio.open_nursery() as nursery:

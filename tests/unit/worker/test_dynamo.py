@@ -17,10 +17,13 @@ from support.fake_dynamo import ERRORS, Context, FakeDynamo, FakeDynamoError
 from trio_sidecar import wire
 from trio_sidecar.bridge import aio_checkpoint, aio_in_thread, aio_now, aio_sleep
 from trio_sidecar.config import DisaggregationMode, TransportSettings, WorkerSettings
+from trio_sidecar.convert.response import ResponseConverter, merge_chunks
+from trio_sidecar.discovery import DiscoveredModel
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, ErrorKind, InvalidConfig, MissingExtra, RpcError, StatusCode
+from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import FakeEngine, Gate, Script, Send, Wait, finish, tokens
-from trio_sidecar.worker.dynamo import configure_runtime, run_worker
+from trio_sidecar.worker.dynamo import _hang_check, configure_runtime, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -231,6 +234,27 @@ async def test_drain_budget_used_up(aio_loop: object, autojump_clock: MockClock)
     assert [[7]] == [chunk["token_ids"] for chunk in client.chunks]
     assert type(client.error) is ERRORS[ErrorKind.ENGINE_SHUTDOWN]
     assert 0 == world.engine.open_streams
+
+
+@pytest.mark.parametrize(
+    ("changes", "secs"),
+    [
+        ({}, 60.0),
+        ({"hang_check_secs": 5.0}, 5.0),
+        ({"hang_check_secs": 0.0}, None),
+        ({"disaggregation_mode": DisaggregationMode.ENCODE}, None),
+    ],
+)
+async def test_who_asks_whether_the_engine_hangs(aio_loop: object, changes: dict[str, Any], secs: float | None) -> None:
+    """All workers but those that were told not to, and those whose engine makes no tokens."""
+    world = World()
+    model = DiscoveredModel.from_messages(world.engine.answers["GetModelInfo"], world.engine.answers["GetServerInfo"])
+    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
+    transport = TransportSettings(grpc_endpoint=GrpcEndpoint.parse("127.0.0.1:1"))
+    settings = WorkerSettings(transport=transport, **changes)
+    check = _hang_check(settings, world.engine, sessions, model)
+    assert secs == (check and check.silent_secs)
+    assert check is None or (world.engine, "served-model") == (check.engine, check.model)
 
 
 @pytest.mark.rule("R11.7", "R11.12")
