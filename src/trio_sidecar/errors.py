@@ -151,6 +151,20 @@ class RpcError(SidecarError):
         return self if self.rpc == rpc else RpcError(self.status, self.detail, rpc=rpc)
 
 
+class DeadEngine(RpcError):
+    """The engine in this process has died: INTERNAL to a gRPC client, as from vLLM; Dynamo may ask another worker."""
+
+    retryable = True
+
+    def __init__(self, *, rpc: str = "") -> None:
+        super().__init__(StatusCode.INTERNAL, "the engine has died", rpc=rpc)
+        self.kind = ErrorKind.ENGINE_SHUTDOWN
+
+    def named(self, rpc: str) -> DeadEngine:
+        """The same error, labelled with the call that met it."""
+        return self if self.rpc == rpc else DeadEngine(rpc=rpc)
+
+
 class ConnectError(SidecarError):
     """No connection could be made, or none is left."""
 

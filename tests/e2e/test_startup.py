@@ -39,7 +39,7 @@ class Workers:
     directory: Path
     children: list[Child] = attrs.field(factory=list)
 
-    def start(self, endpoint: str, arguments: tuple[str, ...] = QUICK) -> Child:
+    def start(self, endpoint: str, arguments: tuple[str, ...] = QUICK, **variables: str) -> Child:
         """Start one; it is closed at the end of the test."""
         child = start_worker(
             endpoint,
@@ -47,6 +47,7 @@ class Workers:
             log_dir=self.directory / "logs",
             arguments=arguments,
             name=f"worker-{len(self.children)}",
+            **variables,
         )
         self.children.append(child)
         return child
@@ -189,3 +190,13 @@ def test_wrong_flag(workers: Workers, arguments: tuple[str, ...], names: list[st
     words = last_words(worker)
     assert [] == [name for name in names if name not in words]
     assert not re.search("retry|attempt", worker.log)
+
+
+@pytest.mark.rule("FR-098")
+def test_no_event_plane(workers: Workers) -> None:
+    """A worker whose KV events would go nowhere does not register: Dynamo's runtime waits for NATS, and says so."""
+    with fake_engine(FakeEngine()) as engine:
+        worker = workers.start(engine.endpoint, (*QUICK, "--event-plane=nats"), NATS_SERVER="nats://127.0.0.1:1")
+        worker.wait_for_line("NATS not reachable yet.*")
+        assert worker.running
+        assert [] == workers.registrations()

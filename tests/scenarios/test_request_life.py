@@ -619,7 +619,7 @@ async def test_drain_waits_for_the_consumer(aio_loop: object, autojump_clock: ob
 
 
 async def test_dying_ring(aio_loop: object, autojump_clock: object) -> None:
-    """If the ring is cancelled from outside, no request ends as if all were well."""
+    """If the ring is cancelled from outside, no request ends as if all were well, as a cancelled terminal would say."""
     engine = FakeEngine(Script(stream=(Send(tokens(1)), Wait(100))))
     sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
     async with trio.open_nursery() as nursery:
@@ -628,7 +628,10 @@ async def test_dying_ring(aio_loop: object, autojump_clock: object) -> None:
                 taker = Taker(sessions.open(REQUEST, "r"))
                 nursery.start_soon(taker.run)
                 await trio.sleep_forever()
-    assert (["cancelled"], (3, 1, 4)) == (taker.terminals, taker.usage)
+    assert ([1], []) == (taker.ids, taker.terminals)
+    assert isinstance(taker.error, EngineShutdown)
+    with pytest.raises(EngineShutdown, match="the engine is gone"):
+        sessions.open(REQUEST, "late")
     assert 0 == engine.open_streams
 
 

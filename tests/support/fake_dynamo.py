@@ -94,6 +94,7 @@ class FakeDynamo:
         worker_config: What the worker wanted to register as.
         engine_config: What ``start`` returned.
         engine: The worker's engine object, once the worker has been made.
+        endpoint: What the worker is given as its endpoint.
         registered: Set when it serves.
         metrics: The worker's callback for metrics.
     """
@@ -104,6 +105,7 @@ class FakeDynamo:
     engine_config: Made | None = None
     engine: EngineObject | None = None
     sidecar_arguments: Sequence[str] | None = None
+    endpoint: object = attrs.field(factory=object)
     registered: AioEvent = attrs.field(factory=AioEvent)
     metrics: Callable[[], str] | None = None
 
@@ -143,7 +145,7 @@ class FakeDynamo:
         await engine.register_prometheus(self)
         assert engine.component_metrics_dp_ranks() == []
         assert await engine.kv_event_sources() == []
-        await engine.on_endpoint_ready(object())
+        await engine.on_endpoint_ready(self.endpoint)
         assert engine.supported_controls() == []
         assert engine.supported_updates() == []
         assert await engine.health_check_payload() is None

@@ -24,7 +24,7 @@ from trio_sidecar.engines.vllm_control import VllmControl
 from trio_sidecar.engines.vllm_launch import VllmLauncher, check_model
 from trio_sidecar.engines.vllm_lora import LoraRegistry
 from trio_sidecar.engines.vllm_stream import VllmStream
-from trio_sidecar.errors import RpcError, SidecarError, StatusCode
+from trio_sidecar.errors import DeadEngine, RpcError, SidecarError, StatusCode
 from trio_sidecar.wire import HealthCheckResponseServingStatus
 from trio_sidecar.wire.methods import CONTROL, INFERENCE
 
@@ -106,7 +106,7 @@ class VllmEngine:
         """
         if self._dead.is_set() or self._running.llm.errored:
             self.died()
-            raise RpcError(StatusCode.INTERNAL, "the engine has died")
+            raise DeadEngine()
         return self._running.llm
 
     @property
@@ -168,7 +168,7 @@ class VllmEngine:
         try:
             return await aio_unless(self._dead, aio_fn, *args)
         except AioInterrupted:
-            raise RpcError(StatusCode.INTERNAL, "the engine has died") from None
+            raise DeadEngine() from None
 
     async def aio_abort(self, request_ids: Sequence[str]) -> None:
         """End every request with one of these ids as ABORTED; ids that mean nothing are ignored."""
@@ -214,7 +214,7 @@ class VllmEngine:
         self._dead.set()
         self._death_noticed.set()
         for stream in tuple(self._streams):
-            stream.fail(RpcError(StatusCode.INTERNAL, "the engine has died"))
+            stream.fail(DeadEngine())
 
     async def wait_dead(self) -> None:
         """Wait until vLLM has died (Trio-flavoured)."""

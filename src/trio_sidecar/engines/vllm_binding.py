@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import attrs
 
-from trio_sidecar.errors import IncompatibleEngine, InvalidConfig, RpcError, StatusCode
+from trio_sidecar.errors import DeadEngine, IncompatibleEngine, InvalidConfig, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -285,7 +285,7 @@ def status_of(error: BaseException) -> RpcError:
     names = {cls.__name__ for cls in type(error).__mro__}
     message = one_line(error)
     if "EngineDeadError" in names:
-        return RpcError(StatusCode.INTERNAL, "the engine has died")
+        return DeadEngine()
     if names & {"QueueOverflowError", "MaxQueuedTokensError", "RetryableRequestError"}:
         return RpcError(StatusCode.UNAVAILABLE, message)
     if "VLLMClientError" in names or isinstance(error, ValueError | TypeError | OverflowError):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sessions", "SessionsStatistics"]
 
+BROKEN = "the engine is gone, and the worker ends"
+
 log = structlog.get_logger("trio_sidecar.requests")
 
 
@@ -101,6 +103,7 @@ class Sessions:
     meter: RequestMeter = attrs.field(factory=RequestMeter)
     _ring: _Ring | None = attrs.field(default=None, init=False)
     _closed: bool = attrs.field(default=False, init=False)
+    _broken: bool = attrs.field(default=False, init=False)
     _suspended: str = attrs.field(default="", init=False)
     _open: set[Session] = attrs.field(factory=set, init=False)
     _hearing: Hearing = attrs.field(factory=Hearing, init=False)
@@ -114,6 +117,9 @@ class Sessions:
         self, engine: Engine, convert: Callable[[Mapping[str, object], str], Converted]
     ) -> AsyncIterator[None]:
         """Accept requests while the block lasts; those still open at its end are cancelled (R11.3).
+
+        Where the block fails, or is cancelled, the engine is gone: its requests, and those that still come, end with an
+        error, since clients take a cancelled terminal for a normal end (FR-018).
 
         Drain first, inside the block. Leaving returns when every engine stream has been released.
 
@@ -131,6 +137,11 @@ class Sessions:
             self._ring = _Ring(nursery, engine, convert)
             try:
                 yield
+            except BaseException:
+                self._broken = True
+                for session in tuple(self._open):
+                    session.shut_down(BROKEN)
+                raise
             finally:
                 self._closed = True
                 self.cancel_all()
@@ -174,6 +185,8 @@ class Sessions:
         if ring is None:
             reason = "the worker has not started"
             raise EngineShutdown(reason)
+        if self._broken:
+            raise EngineShutdown(BROKEN)
         if self._suspended and not self._closed:
             reason = f"recovering: {self._suspended}"
             raise EngineShutdown(reason)

@@ -21,7 +21,7 @@ from support.vllm_fakes import (
 )
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.engines.vllm_stream import MANY_OUTPUTS, VllmStream
-from trio_sidecar.errors import RpcError, StatusCode
+from trio_sidecar.errors import DeadEngine, RpcError, StatusCode
 from trio_sidecar.wire import (
     CandidateTokens,
     FinishInfoFinishReason,
@@ -266,7 +266,7 @@ async def test_a_death_comes_after_what_was_delivered(target: Target, aio_loop: 
             target.llm.only.put(output("a", [5]))
             target.llm.only.put(EngineDeadError())
             assert ["prompt", "a"] == texts(await stream.aio_receive())
-            with pytest.raises(RpcError, match="died") as caught:
+            with pytest.raises(DeadEngine, match="died") as caught:
                 await stream.aio_receive()
             assert StatusCode.INTERNAL == caught.value.status
             assert 1 == target.deaths
