@@ -30,6 +30,7 @@ nox.options.sessions = [
     "vllm-short",
     "mutation",
     "bench-gate",
+    "soak-short",
     "simulation-short",  # last: what it prints is what a record of the end shows
 ]
 
@@ -256,6 +257,27 @@ def install_vllm(session: nox.Session) -> None:
         if "missing" in str(session.run("python", "-c", asked, silent=True)):
             session.skip(NO_VLLM)
     done.write_text(pins)
+
+
+@nox.session(python=PYTHON)
+def soak(session: nox.Session) -> None:
+    """Load a whole service for an hour, with faults, and fail if anything in it grows; ``-- --minutes N`` for less."""
+    run_soak(session)
+
+
+@nox.session(python=PYTHON, name="soak-short")
+def soak_short(session: nox.Session) -> None:
+    """Do the same for three minutes, after the tests of its judgement."""
+    run_soak(session, "--minutes", "3")
+
+
+def run_soak(session: nox.Session, *arguments: str) -> None:
+    """Run the soak with the session's arguments; what it measured is left in ``.cache/soak``."""
+    install_wheel(session, *group("test", "peers"), extra="dynamo")
+    session.run("pytest", "tests/soak")
+    where = f"--json={CACHE / 'soak' / 'report.json'}"
+    variables = {"PYTHONPATH": str(ROOT / "tests")}
+    session.run("python", "-m", "soak", where, *arguments, *session.posargs, env=variables)
 
 
 @nox.session(python=PYTHON, name="bench-gate")

@@ -126,8 +126,8 @@ def start_vllm_rs(
 
 def start_mock_server(flags: Mapping[str, object], *, log_dir: Path, port: int = 0) -> Engine:
     """Start our mock server, on a port that the system chooses unless one is given."""
-    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", f"--listen=127.0.0.1:{port}", "--log-level=debug"]
-    argv += [f"{flag}={value}" for flag, value in flags.items()]
+    argv = [sys.executable, "-m", "trio_sidecar", "engine", "mock", f"--listen=127.0.0.1:{port}"]
+    argv += [f"{flag}={value}" for flag, value in ({"--log-level": "debug"} | dict(flags)).items()]
     server = Child("mock-server", argv, env=environment(), log_dir=log_dir)
     try:
         port = int(server.wait_for_line(r"127\.0\.0\.1:(\d+)")[1])
