@@ -43,11 +43,12 @@ class FastCall(AbstractAsyncContextManager["FastStream", None]):
 
     __slots__ = ("_connection", "_headers", "_request", "_stream")
 
+    _stream: FastStream  # from entering on
+
     def __init__(self, connection: FastConnection, headers: list[tuple[str, str]], request: bytes) -> None:
         self._connection = connection
         self._headers = headers
         self._request = request
-        self._stream: FastStream | None = None
 
     async def __aenter__(self) -> FastStream:
         """Send the request; return at the response's headers."""
@@ -68,8 +69,7 @@ class FastCall(AbstractAsyncContextManager["FastStream", None]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the stream, whatever state it is in."""
-        if self._stream is not None:
-            self._connection.leave(self._stream)
+        self._connection.leave(self._stream)
 
 
 class FastStream:

@@ -12,6 +12,7 @@ import trio
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.exceptions import FlowControlError
 from trio.testing import wait_all_tasks_blocked
 
 from trio_sidecar.bridge import aio_checkpoint, run_aio
@@ -539,6 +540,18 @@ async def test_a_fault_of_the_peer_ends_the_connection(wire: Wire, size: int) ->
     assert ["close"] == wire.transport.ends
 
 
+async def test_a_fault_without_a_text_has_its_kind(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is better than nothing."""
+    await trio.lowlevel.checkpoint()
+
+    def receive_data(data: bytes) -> Any:
+        raise FlowControlError
+
+    monkeypatch.setattr(wire.connection.h2, "receive_data", receive_data)
+    wire.frame(6, 0, 0, bytes(8))
+    assert "HTTP/2 protocol error: FlowControlError" == wire.connection.reason
+
+
 async def test_stream_ids_run_out(wire: Wire) -> None:
     """Then the connection drains like one that the peer retires."""
     await trio.lowlevel.checkpoint()
@@ -763,6 +776,14 @@ async def test_whatever_ends_a_connection_in_grpclib_ends_ours(wire: Wire) -> No
     await trio.lowlevel.checkpoint()
     wire.connection.protocol.processor.close()
     assert (ConnectionState.CLOSED, "closed") == (wire.connection.state, wire.connection.reason)
+
+
+async def test_before_the_first_call_there_is_no_stream(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the one that it will have."""
+    await trio.lowlevel.checkpoint()
+    monkeypatch.setattr(wire.connection, "acknowledge", lambda *_: pytest.fail("taken for one that was left"))
+    wire.frame(0, 0, 1, b"data")
+    assert wire.connection.reason.startswith("HTTP/2 protocol error: ")
 
 
 @pytest.mark.parametrize("stream_id", [2, 5, 1001])
