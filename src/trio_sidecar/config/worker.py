@@ -26,7 +26,7 @@ from trio_sidecar.config.fields import (
 )
 from trio_sidecar.config.model import check_endpoint_types, parse_endpoint_types, parse_template
 from trio_sidecar.config.transport import TransportSettings, count, nonnegative_seconds
-from trio_sidecar.endpoint import HttpEndpoint
+from trio_sidecar.endpoint import MAX_PORT, HttpEndpoint
 from trio_sidecar.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ class WorkerSettings:
         withdraw_grace_secs: After withdrawal from discovery, how long requests that are already under way to us are
             still taken.
         drain_secs: After that, how long accepted requests may take to end.
+        metrics_port: Where ``/live``, ``/health`` and ``/metrics`` are, whatever Dynamo's runtime does; 0 lets the
+            system choose, None is nowhere.
     """
 
     transport: TransportSettings = nested(TransportSettings)
@@ -366,4 +368,16 @@ class WorkerSettings:
         ),
         default=30.0,
         check=nonnegative_seconds,
+    )
+    metrics_port: int | None = setting(
+        Option(
+            flag="--metrics-port",
+            env="TRIO_SIDECAR_WORKER_METRICS_PORT",
+            parse=whole_number(0, MAX_PORT),
+            metavar="PORT",
+            help="Serve /live, /health and /metrics there too, from the first moment on; 0 lets the system choose.",
+            empty_is_unset=True,
+        ),
+        default=None,
+        check=count(0, MAX_PORT),
     )

@@ -5,7 +5,7 @@ somebody asks, which may be on another thread.
 """
 
 from trio_sidecar.metrics.calls import CallMeter
-from trio_sidecar.metrics.exposition import FamilyCollector, exposition, passed_on
+from trio_sidecar.metrics.exposition import TEXT_FORMAT, FamilyCollector, exposition, passed_on
 from trio_sidecar.metrics.families import ENGINE_FAMILIES, WORKER_FAMILIES, Family, Kind
 from trio_sidecar.metrics.histogram import Histogram
 from trio_sidecar.metrics.lag import watch_lag
@@ -14,6 +14,7 @@ from trio_sidecar.metrics.requests import RequestMeter, TokenClock
 
 __all__ = [
     "ENGINE_FAMILIES",
+    "TEXT_FORMAT",
     "WORKER_FAMILIES",
     "CallMeter",
     "Family",

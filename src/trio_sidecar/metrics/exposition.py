@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from trio_sidecar.metrics.families import Family
 
-__all__ = ["FamilyCollector", "Labels", "Reading", "Value", "exposition", "passed_on"]
+__all__ = ["TEXT_FORMAT", "FamilyCollector", "Labels", "Reading", "Value", "exposition", "passed_on"]
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+"""The content type of :func:`exposition`'s text."""
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a family's labels, in the order of its labels."""

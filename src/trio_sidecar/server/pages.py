@@ -13,7 +13,15 @@ import trio_sidecar
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.endpoint import ListenAddress
 from trio_sidecar.errors import InvalidConfig, SidecarError
-from trio_sidecar.metrics import ENGINE_FAMILIES, FamilyCollector, Histogram, exposition, passed_on, watch_lag
+from trio_sidecar.metrics import (
+    ENGINE_FAMILIES,
+    TEXT_FORMAT,
+    FamilyCollector,
+    Histogram,
+    exposition,
+    passed_on,
+    watch_lag,
+)
 from trio_sidecar.metrics.families import LATENCY_BOUNDS
 from trio_sidecar.observe.pages import NOT_FOUND, Page, serve_pages
 from trio_sidecar.wire import HealthCheckResponseServingStatus
@@ -31,10 +39,8 @@ PORT_FLAG = "--metrics-port"
 LOOPBACK = "127.0.0.1"
 """Where the pages are if the server listens on a file."""
 
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 ENGINE_PREFIX = "vllm:"
 """The metrics of a vLLM in this process."""
-
 
 log = structlog.get_logger("trio_sidecar.server")
 

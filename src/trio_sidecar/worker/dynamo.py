@@ -38,7 +38,7 @@ from trio_sidecar.worker.etcd import discovery_backend, wait_for_etcd
 from trio_sidecar.worker.life import Started, WorkerLife
 from trio_sidecar.worker.management import Management
 from trio_sidecar.worker.metrics import WorkerMetrics
-from trio_sidecar.worker.probes import open_probes, system_port
+from trio_sidecar.worker.probes import open_pages, open_probes, system_port
 from trio_sidecar.worker.registration import check_suitable, engine_config, model_facts, worker_config
 from trio_sidecar.worker.snapshot import log_snapshots
 from trio_sidecar.worker.traces import let_runtime_trace
@@ -119,18 +119,21 @@ async def run_worker(
 
     async with open_stop_signals(process_ends_after=process_ends_after) as stop:
         try:
-            async with open_probes(os.environ):
-                model = await _look(settings, open_engine, stop)
-            # A look that has succeeded must still not start a worker if a stop came meanwhile (R11.8).
-            if model is not None and not stop.requested:
-                if process_ends_after:
-                    settle_collector()
-                check_suitable(settings, model)  # first, because the wait may be long
-                if binding.waits_for_etcd and discovery_backend(settings.discovery_backend, os.environ) == "etcd":
-                    with stop.cancelling():
-                        await wait_for_etcd(os.environ)
-            if model is not None and not stop.requested:
-                await _serve(settings, open_engine, binding, stop, model, tracer=tracer)
+            sessions = _sessions(settings, tracer)
+            metrics = WorkerMetrics(sessions=sessions, stop=stop, role=settings.disaggregation_mode.value)
+            async with open_pages(settings.metrics_port, os.environ, metrics):
+                async with open_probes(os.environ, metrics):
+                    model = await _look(settings, open_engine, stop)
+                # A look that has succeeded must still not start a worker if a stop came meanwhile (R11.8).
+                if model is not None and not stop.requested:
+                    if process_ends_after:
+                        settle_collector()
+                    check_suitable(settings, model)  # first, because the wait may be long
+                    if binding.waits_for_etcd and discovery_backend(settings.discovery_backend, os.environ) == "etcd":
+                        with stop.cancelling():
+                            await wait_for_etcd(os.environ)
+                if model is not None and not stop.requested:
+                    await _serve(settings, open_engine, binding, metrics, model, tracer=tracer)
         except InvalidConfig as error:
             wrong = error  # the command line's to tell: one plain line and another exit code
         except SidecarError as error:
@@ -239,7 +242,7 @@ async def _serve(
     settings: WorkerSettings,
     open_engine: OpenEngine,
     binding: Binding,
-    stop: StopRequest,
+    metrics: WorkerMetrics,
     looked_at: DiscoveredModel,
     *,
     tracer: Tracer,
@@ -251,9 +254,8 @@ async def _serve(
     """
     config = worker_config(binding, settings, looked_at)
     mode = settings.disaggregation_mode
-    sessions = _sessions(settings, tracer)
+    sessions, stop = metrics.sessions, metrics.stop
     management = Management(binding, settings, looked_at)
-    metrics = WorkerMetrics(sessions=sessions, stop=stop, role=mode.value)
 
     async def start_up(engine: Engine) -> Started:
         model = await _discover(settings, engine, (CONTROL, INFERENCE))

@@ -52,6 +52,11 @@ class WorkerMetrics:
         self._model, self._recovery = model, recovery
         self._pool = engine.pool if isinstance(engine, RemoteEngine) else None
 
+    @property
+    def state(self) -> str:
+        """What the worker does: ``draining``, or the state that its engine is in."""
+        return "draining" if self.stop.requested else self._engine_state()
+
     def text(self) -> str:
         """All families in Prometheus' text format, those of a vLLM in this process included; never raises."""
         return exposition(FamilyCollector(WORKER_FAMILIES, self.read, {"role": self.role}), passed_on(ENGINE_PREFIX))
@@ -89,14 +94,19 @@ class WorkerMetrics:
 
     def _engine(self) -> Reading:
         recovery, model = self._recovery, self._model
+        state: Reading = {"engine_state": {(self._engine_state(),): 1}}
         if recovery is None or model is None:
-            return {"engine_state": {("starting",): 1}}
-        state = "stopped" if self.sessions.closed else "away" if recovery.away else "serving"
+            return state
         return {
+            **state,
             "engine_info": {(model.served_model_name, model.engine_version, recovery.instance_id): 1},
-            "engine_state": {(state,): 1},
             "engine_recoveries": recovery.recoveries,
         }
+
+    def _engine_state(self) -> str:
+        if self._recovery is None:
+            return "starting"
+        return "stopped" if self.sessions.closed else "away" if self._recovery.away else "serving"
 
 
 def _pool(pool: Pool) -> Reading:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import httpx2
 import pytest
 import structlog
 import trio
@@ -148,6 +149,36 @@ async def test_dynamo_shows_our_metrics(aio_loop: object) -> None:
     (found,) = seen
     assert (1, 2) == (found["requests_accepted_total{role=agg}"], found["output_tokens_total{role=agg}"])
     assert 1 == found["engine_state{state=serving}"]
+
+
+async def test_pages_of_our_own(aio_loop: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there before the engine, while it serves and until the end, and health is true each time."""
+    monkeypatch.setenv("DYN_SYSTEM_HOST", "127.0.0.1")
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        port: int = listener.socket.getsockname()[1]
+    seen: list[tuple[int, str]] = []
+
+    def look() -> None:
+        answer = httpx2.get(f"http://127.0.0.1:{port}/health", timeout=10, trust_env=False)
+        seen.append((answer.status_code, answer.text))
+
+    class Seen(World):
+        @asynccontextmanager
+        async def open_engine(self, *, bootstrap: bool) -> AsyncIterator[FakeEngine]:
+            async with super().open_engine(bootstrap=bootstrap) as engine:
+                if bootstrap:
+                    await trio.to_thread.run_sync(look)
+                yield engine
+
+    async def aio_serve(engine: EngineObject) -> None:
+        await aio_in_thread(look)
+        await aio_stop(engine)
+        while len(seen) < 3 or seen[-1][0] == httpx2.codes.OK:  # until the signal has arrived
+            await aio_in_thread(look)
+
+    assert (0, []) == await Seen(dynamo=FakeDynamo(aio_serve)).run(metrics_port=port)
+    assert [(503, "starting\n"), (200, "serving\n"), (503, "draining\n")] == sorted(set(seen), key=seen.index)
 
 
 @pytest.mark.rule("R5.7", "R5.8", "R5.10")

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
-import attrs
 import pytest
 
 import trio_sidecar
 from support.exposition import values
+from support.worker_metrics import MODEL, FakeRecovery, new_metrics
 from trio_sidecar.config import TransportSettings
-from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.engines.remote import RemoteEngine
-from trio_sidecar.lifecycle import StopRequest
 from trio_sidecar.metrics import WORKER_FAMILIES
-from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import FakeEngine
 from trio_sidecar.transport.pool import Pool
-from trio_sidecar.worker.metrics import WorkerMetrics
 
-MODEL: Any = SimpleNamespace(served_model_name="served-model", engine_version="0.32.0")
-
-
-@attrs.define
-class FakeRecovery:
-    """The watch over an engine."""
-
-    away: bool = False
-    recoveries: int = 2
-    instance_id: str = "life-1"
-
-
-def new_metrics() -> WorkerMetrics:
-    """Those of a worker that has not started."""
-    sessions = Sessions(responder=ResponseConverter, merge=merge_chunks)
-    return WorkerMetrics(sessions=sessions, stop=StopRequest(), role="decode")
+if TYPE_CHECKING:
+    from trio_sidecar.worker.metrics import WorkerMetrics
 
 
 def states(metrics: WorkerMetrics) -> set[str]:
@@ -137,3 +118,16 @@ async def test_the_pool() -> None:
         "pool_stream_resets_total{code=other}": 0,
     }
     assert expected == {name: found[name] for name in expected}
+
+
+async def test_the_state_of_the_worker() -> None:
+    """That of its engine, until a stop is asked for: from then on it drains, whatever the engine does."""
+    metrics, recovery = new_metrics(), FakeRecovery()
+    seen = [metrics.state]
+    metrics.attach(FakeEngine(), MODEL, recovery)  # type: ignore[arg-type]
+    for recovery.away in (False, True, False):
+        seen.append(metrics.state)
+    metrics.stop.request("SIGTERM")
+    seen.append(metrics.state)
+    assert ["starting", "serving", "away", "serving", "draining"] == seen
+    assert {"engine_state{state=serving}"} == states(metrics)
