@@ -14,7 +14,7 @@ from support.samples import minimal_request
 from trio_sidecar.bridge import run_aio
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.deadline import Deadline
-from trio_sidecar.errors import EngineShutdown, Overloaded, RpcError, SidecarError, StatusCode
+from trio_sidecar.errors import EngineShutdown, InvalidRequest, Overloaded, RpcError, SidecarError, StatusCode
 from trio_sidecar.requests.session import EndReason
 from trio_sidecar.requests.sessions import Sessions
 from trio_sidecar.testing.fake_engine import Fail, FakeEngine, Script, Send, Wait, finish, tokens
@@ -152,6 +152,40 @@ async def test_ends_are_counted_by_reason(autojump_clock: MockClock, aio_loop: L
             s.open().close()
         await trio.sleep(1)
     assert {"finished": 3, "consumer_gone": 2} == s.sessions.statistics().ended
+
+
+async def test_what_is_counted_of_requests(autojump_clock: MockClock, aio_loop: Loop) -> None:
+    """Accepted and refused ones, tokens and chunks that were taken, and how long everything took."""
+    steps: list[Any] = [
+        Wait(2),
+        Send(tokens(1)),
+        Wait(1),
+        Send(tokens(2), tokens(3)),
+        Wait(3),
+        Send(finish(4, total=4)),
+    ]
+    async with scene(Script(stream=steps), max_open=2) as s:
+        with pytest.raises(InvalidRequest):
+            s.sessions.open({**minimal_request(), "sampling_options": {"n": 2}}, "bad")
+        taken = s.open()
+        s.open().close()
+        with pytest.raises(Overloaded):
+            s.open()
+        await take(taken)
+        await trio.sleep(1)
+    prompt = len(minimal_request()["token_ids"])
+    meter = s.sessions.meter
+    assert (2, 2 * prompt, 4, 3) == (meter.accepted, meter.prompt_tokens, meter.output_tokens, meter.chunks)
+    assert {"overloaded": 1, "invalid": 1} == {name: count for name, count in meter.refused.items() if count}
+    assert {"finished": 1, "consumer_gone": 1} == {name: count for name, count in meter.ended.items() if count}
+    for histogram, count, total in (
+        (meter.first_response, 1, 2.0),
+        (meter.first_token, 1, 2.0),
+        (meter.inter_token, 3, 4.0),
+        (meter.duration, 2, 6.0),
+    ):
+        assert count == sum(histogram.counts)
+        assert pytest.approx(total, abs=0.01) == histogram.sum
 
 
 # -- Drain and stop
