@@ -177,6 +177,9 @@ async def test_a_message_larger_than_the_window_can_go_on(aio_loop: Loop) -> Non
         assert [(7, LOT)] * 2 == connection.acknowledged
         stream.add(message[2 * LOT :], len(message) - 2 * LOT)
     assert [3 * LOT] == [len(message) for message in taken]
+    assert [(7, LOT), (7, LOT), (7, LOT + 5)] == connection.acknowledged
+    stream.add(message[:LOT], LOT)  # nobody waits any more
+    assert 3 == len(connection.acknowledged)
 
 
 async def test_padding_is_window_too(aio_loop: Loop) -> None:
