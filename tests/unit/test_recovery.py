@@ -168,7 +168,7 @@ async def world(silence: SilenceLimits | None = None) -> AsyncIterator[World]:
         settings=SETTINGS,
         tracer=traces.tracer,
         reconnected=wait_once,
-        hang=HangCheck(engine=engine, sessions=sessions, model="served", silent_secs=HANG_SECS),
+        hang=HangCheck(aio_generate=engine.aio_generate, sessions=sessions, model="served", silent_secs=HANG_SECS),
     )
     recovery.follow(model)
     found = World(engine, sessions, book, recovery, stop, traces, reconnected)

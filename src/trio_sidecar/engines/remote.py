@@ -61,6 +61,12 @@ class RemoteEngine:
         """
         return self._client.aio_stream(GENERATE_STREAM, request, metadata=metadata)
 
+    def aio_probe(
+        self, request: GenerateRequest, metadata: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[MessageStream[GenerateResponse], None]:
+        """Open one generation that does not wait behind others for a connection with room; see :meth:`aio_generate`."""
+        return self._client.aio_stream(GENERATE_STREAM, request, metadata=metadata, urgent=True)
+
     async def aio_call(self, method: Method[Req, Resp], request: Req) -> Resp:
         """Make one unary call (asyncio-flavoured).
 

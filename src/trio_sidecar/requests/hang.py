@@ -24,7 +24,10 @@ from trio_sidecar.wire import (
 )
 
 if TYPE_CHECKING:
-    from trio_sidecar.engines.contract import Engine
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from trio_sidecar.engines.contract import EngineStream
     from trio_sidecar.requests.sessions import Sessions
 
 __all__ = ["HangCheck"]
@@ -40,13 +43,15 @@ class HangCheck:
     """The check of one worker.
 
     Attributes:
-        engine: Whom to ask, as requests do.
+        aio_generate: Opens a generation.
+        metadata: What goes beside it.
         sessions: Who waits.
         model: The name of the base model.
         silent_secs: How long the silence has to last, and then how long the one token may take.
     """
 
-    engine: Engine
+    aio_generate: Callable[[GenerateRequest, Mapping[str, str]], AbstractAsyncContextManager[EngineStream]]
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
     sessions: Sessions
     model: str
     silent_secs: float
@@ -85,5 +90,5 @@ class HangCheck:
             stopping=StoppingCriteria(max_new_tokens=1, min_new_tokens=1, ignore_eos=True),
             kv=KvCacheParameters(cache_salt=name),
         )
-        async with self.engine.aio_generate(request, {}) as stream:
+        async with self.aio_generate(request, self.metadata) as stream:
             await stream.aio_receive()

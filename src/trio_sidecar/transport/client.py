@@ -142,6 +142,7 @@ class Client:
         *,
         metadata: Mapping[str, str] | None = None,
         timeout_secs: float | None = None,
+        urgent: bool = False,
     ) -> AbstractAsyncContextManager[MessageStream[Resp], None]:
         """Make a call that is answered by a stream.
 
@@ -152,13 +153,14 @@ class Client:
             request: The request message.
             metadata: Sent as headers.
             timeout_secs: Told to the peer; limiting the call here is up to the caller.
+            urgent: It does not wait behind other streams.
 
         Raises:
             EncodeError: The request cannot be encoded; raised before entering.
             RpcError: On entering: refused, or UNAVAILABLE if there is no connection.
             Overloaded: On entering: too many calls wait for a connection with room.
         """
-        return _Call(self.pool, method, request, metadata or {}, timeout_secs, urgent=False)
+        return _Call(self.pool, method, request, metadata or {}, timeout_secs, urgent=urgent)
 
     async def aio_unary(
         self,

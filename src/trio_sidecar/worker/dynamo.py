@@ -21,6 +21,7 @@ from trio_sidecar.convert.request import convert_request
 from trio_sidecar.convert.response import ResponseConverter, merge_chunks
 from trio_sidecar.deadline import Deadline
 from trio_sidecar.discovery import discover
+from trio_sidecar.engines.contract import RANK_METADATA_KEY
 from trio_sidecar.engines.remote import RemoteEngine, open_remote
 from trio_sidecar.errors import ErrorKind, InvalidConfig, SidecarError, cause_chain
 from trio_sidecar.health_wait import wait_until_serving
@@ -234,8 +235,13 @@ def _hang_check(
     # An encode engine makes no tokens.
     if not settings.hang_check_secs or settings.disaggregation_mode is DisaggregationMode.ENCODE:
         return None
-    name, secs = model.served_model_name, settings.hang_check_secs
-    return HangCheck(engine=engine, sessions=sessions, model=name, silent_secs=secs)
+    return HangCheck(
+        aio_generate=engine.aio_probe if isinstance(engine, RemoteEngine) else engine.aio_generate,
+        metadata={} if settings.dp_ranks is None else {RANK_METADATA_KEY: str(model.ranks.start)},
+        sessions=sessions,
+        model=model.served_model_name,
+        silent_secs=settings.hang_check_secs,
+    )
 
 
 async def _serve(
@@ -271,7 +277,7 @@ async def _serve(
             tracer=tracer,
             reconnected=engine.reconnected if isinstance(engine, RemoteEngine) else trio.sleep_forever,
             settings=_recovery_settings(settings.transport),
-            hang=_hang_check(settings, attached, sessions, model),
+            hang=_hang_check(settings, engine, sessions, model),
         )
         recovery.follow(model)
         metrics.attach(engine, model, recovery)

@@ -144,6 +144,13 @@ async def test_a_call_without_more_carries_nothing_more(aio_loop: Loop, call: An
     assert [call is unary] == pool.urgent
 
 
+async def test_a_stream_may_be_urgent(aio_loop: Loop) -> None:
+    """Then it does not wait behind others."""
+    pool = FakePool([[ANSWER]])
+    await stream(pool, urgent=True)
+    assert [True] == pool.urgent
+
+
 async def test_a_unary_call_gives_its_one_message(aio_loop: Loop) -> None:
     """As a message."""
     assert await unary(FakePool([[ANSWER]])) == ANSWER

@@ -268,15 +268,17 @@ async def test_drain_budget_used_up(aio_loop: object, autojump_clock: MockClock)
 
 
 @pytest.mark.parametrize(
-    ("changes", "secs"),
+    ("changes", "secs", "metadata"),
     [
-        ({}, 60.0),
-        ({"hang_check_secs": 5.0}, 5.0),
-        ({"hang_check_secs": 0.0}, None),
-        ({"disaggregation_mode": DisaggregationMode.ENCODE}, None),
+        ({}, 60.0, {}),
+        ({"hang_check_secs": 5.0, "dp_ranks": range(1)}, 5.0, {"x-data-parallel-rank": "0"}),
+        ({"hang_check_secs": 0.0}, None, None),
+        ({"disaggregation_mode": DisaggregationMode.ENCODE}, None, None),
     ],
 )
-async def test_who_asks_whether_the_engine_hangs(aio_loop: object, changes: dict[str, Any], secs: float | None) -> None:
+async def test_who_asks_whether_the_engine_hangs(
+    aio_loop: object, changes: dict[str, Any], secs: float | None, metadata: dict[str, str] | None
+) -> None:
     """All workers but those that were told not to, and those whose engine makes no tokens."""
     world = World()
     model = DiscoveredModel.from_messages(world.engine.answers["GetModelInfo"], world.engine.answers["GetServerInfo"])
@@ -285,7 +287,9 @@ async def test_who_asks_whether_the_engine_hangs(aio_loop: object, changes: dict
     settings = WorkerSettings(transport=transport, **changes)
     check = _hang_check(settings, world.engine, sessions, model)
     assert secs == (check and check.silent_secs)
-    assert check is None or (world.engine, "served-model") == (check.engine, check.model)
+    if check is not None:
+        expected = (world.engine.aio_generate, "served-model", metadata)
+        assert expected == (check.aio_generate, check.model, check.metadata)
 
 
 @pytest.mark.rule("R11.7", "R11.12")
