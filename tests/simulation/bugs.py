@@ -17,6 +17,7 @@ from trio_sidecar.transport.connection import ConnectionState
 from trio_sidecar.transport.fastconnection import FastConnection
 from trio_sidecar.transport.faststream import FastStream
 from trio_sidecar.transport.pool import Pool
+from trio_sidecar.worker.management import Management
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -143,6 +144,26 @@ def adapter_lock_kept_on_cancel() -> None:
     AdapterLock.aio_reading = aio_reading  # type: ignore[method-assign]
 
 
+def requests_refused_after_recovery() -> None:
+    """A worker whose engine has come back goes on refusing."""
+
+    def resume(self: Sessions) -> None:
+        del self
+
+    Sessions.resume = resume  # type: ignore[method-assign]
+
+
+def blocks_of_a_replaced_engine_kept() -> None:
+    """After a recovery, routers still hear the engine before, and its blocks."""
+    back: Any = Management.aio_return_from_recovery
+
+    async def aio_back(self: Management, now: Any, *, replaced: bool) -> None:
+        del replaced
+        await back(self, now, replaced=False)
+
+    Management.aio_return_from_recovery = aio_back  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[], None]] = {
     plant.__name__: plant
     for plant in (
@@ -155,6 +176,8 @@ BUGS: dict[str, Callable[[], None]] = {
         stream_not_reset,
         cancel_lost_before_the_first_token,
         adapter_lock_kept_on_cancel,
+        requests_refused_after_recovery,
+        blocks_of_a_replaced_engine_kept,
     )
 }
 """By name; each changes the running process for good."""

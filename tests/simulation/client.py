@@ -153,6 +153,18 @@ class SimEndpoint:
         self.registered = False
 
 
+@attrs.define(eq=False)
+class SimPublisher:
+    """Tells routers what one source of KV events says."""
+
+    source: str
+    running: bool = True
+
+    def shutdown(self) -> None:
+        """Tell nobody any more."""
+        self.running = False
+
+
 class SimDynamo(FakeDynamo):
     """Dynamo's runtime: sends clients' requests from the registration on, until the worker is gone.
 
@@ -171,13 +183,25 @@ class SimDynamo(FakeDynamo):
         self.registered_once = False
         self.llm = SimLlm()
         self.endpoint = SimEndpoint()
+        self.publishers: list[SimPublisher] = []
         self.updater = Updater(note)
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
     def binding(self) -> Binding:
         """It, as the worker sees it."""
-        return attrs.evolve(super().binding, llm=self.llm)
+        return attrs.evolve(super().binding, llm=self.llm, kv_event_publisher=self._follow)
+
+    def _follow(self, endpoint: object, *, zmq_endpoint: str, **_: object) -> SimPublisher:
+        assert endpoint is self.endpoint
+        self.publishers.append(SimPublisher(zmq_endpoint))
+        return self.publishers[-1]
+
+    @property
+    def in_service(self) -> bool:
+        """Whether the router finds the worker, and the worker takes its requests."""
+        suspended = self.engine is not None and self.engine._sessions._suspended
+        return self.endpoint.registered and not suspended
 
     async def run(self) -> None:
         """Drive the engine object to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +28,8 @@ MODEL = "served-model"
 Status = wire.HealthCheckResponseServingStatus
 NOT_FOUND, INTERNAL, UNAVAILABLE, UNIMPLEMENTED = 5, 13, 14, 12
 
+
+PROBE = "trio-sidecar-probe-"
 
 BREAKING = frozenset({FaultKind.HALF_OPEN, FaultKind.RESET, FaultKind.CLOSE, FaultKind.GOAWAY_HARD})
 """Faults after which no answer on the connection can be expected."""
@@ -57,6 +60,7 @@ class SimEngine:
     Attributes:
         open: Generations under way, each with the plan that it follows.
         records: By the client's number.
+        probes: Requests of one token, of no client.
         touched: Kinds of fault that happened.
         broken: Connections that were cut, closed or held without end.
     """
@@ -67,14 +71,17 @@ class SimEngine:
         self.note = note
         self.open: dict[MemoryCall, ClientPlan] = {}
         self.records = {client.number: Record() for client in schedule.clients}
+        self.probes: set[MemoryCall] = set()
         self.touched: set[FaultKind] = set()
         self.broken: set[Link] = set()
         self.connections: list[MemoryConnection] = []
         self.life = 1
         self.serving = False
         self.frozen = False
+        self.hung = False
         self.adapters = EngineAdapters()
         self._timers: list[Any] = []
+        self._waiting: list[Callable[[], object]] = []
         self._plans = {client.number: client for client in schedule.clients}
         network.listen(HOST, PORT, self._accept)
 
@@ -101,9 +108,26 @@ class SimEngine:
         self.serving = True
 
     @property
+    def kv_events(self) -> str:
+        """Where this life publishes them."""
+        return f"tcp://{HOST}:{6000 + self.life}"
+
+    @property
     def links(self) -> list[Link]:
         """Connections that are open."""
         return [link for link in self.network.links if link.open]
+
+    @property
+    def well(self) -> bool:
+        """Whether whoever connects is answered, and at once."""
+        links = self.links
+        return (
+            self.network.answer is Answer.ACCEPT
+            and self.serving
+            and not self.frozen
+            and not self.hung
+            and not any(link.held or link.slow_secs for link in links)
+        )
 
     def held_open(self) -> list[ClientPlan]:
         """Generations under way of which the other side could have told us if they were over."""
@@ -141,6 +165,9 @@ class SimEngine:
             case FaultKind.UNHEALTHY:
                 self.serving = False
                 self.later(fault.secs, self._serve)
+            case FaultKind.HUNG:
+                self.hung = True
+                self.later(fault.secs, self._go_on)
             case _:
                 if link is not None:
                     self._break_link(fault, link)
@@ -180,9 +207,24 @@ class SimEngine:
         for link in self.links:
             link.go_on()
 
+    def _go_on(self) -> None:
+        self.hung = False
+        waiting, self._waiting = self._waiting, []
+        for function in waiting:
+            function()
+
+    def _unless_hung(self, function: Callable[..., object], *args: Any) -> None:
+        """Call that now, or when the engine hangs no longer."""
+        if self.hung:
+            self._waiting.append(functools.partial(function, *args))
+        else:
+            function(*args)
+
     def _die(self, fault: Fault) -> None:
         """All connections break; the next life begins later."""
         self.life += 1
+        self.hung = False
+        self._waiting.clear()
         self.adapters = EngineAdapters()
         self.serving = False
         self.network.answer = Answer.REFUSE
@@ -199,7 +241,8 @@ class SimEngine:
         """Let everything through that still waits somewhere, and do nothing more."""
         for timer in self._timers:
             timer.cancel()
-        self.frozen = False
+        self.frozen = self.hung = False
+        self._waiting.clear()
         self._listen()
         for link in self.network.links:
             link.slow_secs = 0.0
@@ -243,10 +286,21 @@ class SimEngine:
                 )
             case methods.GET_SERVER_INFO.path:
                 return wire.ServerInfo(
-                    api_version="vllm", max_model_len=8192, max_loras=MAX_LORAS, instance_id=f"life-{self.life}"
+                    api_version="vllm",
+                    max_model_len=8192,
+                    max_loras=MAX_LORAS,
+                    instance_id=f"life-{self.life}",
+                    kv_block_size=16,
                 )
             case methods.GET_KV_EVENT_SOURCES.path:
-                return wire.GetKvEventSourcesResponse()
+                source = wire.KvEventSource(
+                    transport="zmq",
+                    endpoint=self.kv_events,
+                    encoding="msgpack",
+                    schema_version=1,
+                    data_parallel_rank=0,
+                )
+                return wire.GetKvEventSourcesResponse(sources=[source])
         for method in (methods.LIST_LORAS, methods.LOAD_LORA, methods.UNLOAD_LORA):
             if call.path == method.path:
                 return self.adapters.answer(decode(method.request, call.request))
@@ -254,6 +308,7 @@ class SimEngine:
 
     def gone(self, call: MemoryCall) -> None:
         """A call was reset by the client, or its connection is lost."""
+        self.probes.discard(call)
         plan = self.open.pop(call, None)
         if plan is not None:
             self.note("engine_released", client=plan.number)
@@ -263,6 +318,11 @@ class SimEngine:
     def _generate(self, call: MemoryCall) -> None:
         request = decode(wire.GenerateRequest, call.request)
         assert request.token_ids is not None
+        if request.request_id.startswith(PROBE):
+            self.probes.add(call)
+            self.note("engine_got_probe")
+            self._unless_hung(self._answer_probe, call)
+            return
         plan = self._plans[request.token_ids.ids[0]]
         record = self.records[plan.number]
         record.calls += 1
@@ -276,7 +336,17 @@ class SimEngine:
         self.note("engine_got", client=plan.number, call=record.calls)
         self.later(plan.accept_secs, self._begin, call, plan)
 
+    def _answer_probe(self, call: MemoryCall) -> None:
+        if call in self.probes:
+            self.probes.discard(call)
+            call.send_headers()
+            call.send_message(encode(wire.GenerateResponse(outputs=wire.SequenceOutput(num_tokens=1, token_ids=[7]))))
+            call.end()
+
     def _begin(self, call: MemoryCall, plan: ClientPlan) -> None:
+        self._unless_hung(self._begin_now, call, plan)
+
+    def _begin_now(self, call: MemoryCall, plan: ClientPlan) -> None:
         if call not in self.open:
             return
         if plan.ending is Ending.REFUSE:
@@ -298,6 +368,9 @@ class SimEngine:
         self._end(call, plan, sent)
 
     def _step(self, call: MemoryCall, plan: ClientPlan, index: int, sent: int) -> None:
+        self._unless_hung(self._step_now, call, plan, index, sent)
+
+    def _step_now(self, call: MemoryCall, plan: ClientPlan, index: int, sent: int) -> None:
         if call in self.open:
             sent = self._send(call, plan, index, sent)
             self._next(call, plan, index + 1, sent)

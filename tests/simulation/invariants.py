@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from simulation.schedule import Act, Ending, FaultKind
+from simulation.schedule import QUICK_HANG_SECS, Act, Ending, FaultKind
 from trio_sidecar.testing.network import Answer
 from trio_sidecar.transport.balance import choose
 
@@ -45,6 +45,9 @@ MOST_PINGS = 3
 
 WATCH_SECS = 0.2
 
+BACK_SECS = 8.0
+"""After that long with an engine that is well, the worker is in service: connections are tried at least every 5 s."""
+
 HARMLESS = frozenset(
     {
         FaultKind.GOAWAY,
@@ -62,7 +65,7 @@ CANCELLED = "cancelled"
 
 async def watch(world: World) -> None:
     """Look, now and then, whether the worker's books agree when nothing is under way (Trio-flavoured)."""
-    quiet_since = dead_since = trio.current_time()
+    quiet_since = dead_since = well_since = trio.current_time()
     while True:
         await trio.sleep(WATCH_SECS)
         now = trio.current_time()
@@ -78,6 +81,11 @@ async def watch(world: World) -> None:
             quiet_since = now
         if world.engine.links or world.network.answer is not Answer.REFUSE:
             dead_since = now
+        if not (world.engine.well and world.dynamo.registered_once) or world.stopped_at is not None:
+            well_since = now
+        elif now - well_since > BACK_SECS:
+            _check_service(world, now - well_since)
+            well_since = now
         if world.schedule.keepalive:
             _check_silence(world, under_way, now)
         # An attempt that began while nobody answered takes its whole time, also when others are refused meanwhile.
@@ -86,6 +94,15 @@ async def watch(world: World) -> None:
             reads = not client.plan.pause_secs  # others may have much to read yet
             if reads and now - max(dead_since, client.started_at or 0.0) > limit:
                 world.fault(f"request {client.plan.number} waits, though nothing can serve it")
+
+
+def _check_service(world: World, secs: float) -> None:
+    """The engine is well: the worker takes requests, and what routers know of KV blocks is this engine's."""
+    if not world.dynamo.in_service:
+        world.fault(f"the worker is not in service, though its engine has been well for {secs:.1f} s")
+    heard = [publisher.source for publisher in world.dynamo.publishers if publisher.running]
+    if heard != [world.engine.kv_events]:
+        world.fault(f"routers hear {heard}, and the engine is at {world.engine.kv_events}")
 
 
 def _check_silence(world: World, under_way: list[Client], now: float) -> None:
@@ -237,7 +254,8 @@ def _may_have_failed(engine: SimEngine, record: Record, plan: ClientPlan) -> boo
     if not record.calls:
         if plan.adapter:
             return True  # it may not be published
-        harmless = HARMLESS - {FaultKind.SLOW, FaultKind.FROZEN} if engine.schedule.keepalive else HARMLESS
+        quick = engine.schedule.keepalive or engine.schedule.hang_secs == QUICK_HANG_SECS
+        harmless = HARMLESS - {FaultKind.SLOW, FaultKind.FROZEN} if quick else HARMLESS
         return not engine.touched <= harmless
     return record.dropped or any(link in engine.broken for link in record.links)
 

@@ -10,6 +10,7 @@ import attrs
 __all__ = ["Act", "ClientPlan", "Ending", "Fault", "FaultKind", "Schedule", "Update", "make_schedule"]
 
 ADAPTERS = ("a", "b", "c")
+QUICK_HANG_SECS = 0.7
 UPDATES = ("load_lora", "load_lora", "unload_lora", "list_loras")
 
 
@@ -63,6 +64,7 @@ class FaultKind(enum.Enum):
     FROZEN = "the engine does nothing, but the kernel still accepts"
     KILLED = "the engine dies and comes back as another life"
     UNHEALTHY = "the engine says that it does not serve"
+    HUNG = "the engine makes no tokens, and says that it serves"
     RESTRICTED = "one connection gets a lower limit of streams"
     STREAM_RESET = "the engine resets one stream"
 
@@ -151,6 +153,7 @@ class Schedule:
         serves_secs: How much later it says that it serves.
         lora: Whether adapters are managed.
         keepalive: Whether silent connections are found soon, instead of after the default half minute.
+        hang_secs: When a silent engine is asked for one token.
         packet_secs: The longest time that a packet takes.
         cut_probability: How often only a part of what was sent arrives at once.
     """
@@ -168,6 +171,7 @@ class Schedule:
     serves_secs: float
     lora: bool
     keepalive: bool
+    hang_secs: float
     packet_secs: float
     cut_probability: float
     clients: tuple[ClientPlan, ...]
@@ -194,6 +198,7 @@ def make_schedule(seed: int) -> Schedule:
     faults = () if calm else tuple(_fault(chance, clients) for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
     early = chance.random() < 0.1
     slow_start = chance.random() < 0.15
+    long = chance.random() < 0.2  # enough for a recovery
     return Schedule(
         seed=seed,
         decode=chance.random() < 0.2,
@@ -202,12 +207,13 @@ def make_schedule(seed: int) -> Schedule:
         max_streams=chance.choice((1, 2, 3, 8, 100)),
         grace_secs=chance.choice((0.0, 0.05, 0.5)),
         drain_secs=chance.choice((0.1, 1.0, 5.0)),
-        stop_at=chance.uniform(0.0, 0.05) if early else chance.uniform(0.3, 6.0),
+        stop_at=chance.uniform(0.0, 0.05) if early else chance.uniform(0.3, 16.0 if long else 6.0),
         stop_again_secs=chance.uniform(0.0, 3.0) if chance.random() < 0.2 else -1.0,
         engine_at=chance.uniform(0.0, 3.0) if slow_start else 0.0,
         serves_secs=chance.uniform(0.0, 2.0) if slow_start else 0.0,
         lora=lora,
         keepalive=chance.random() < 0.3,
+        hang_secs=QUICK_HANG_SECS if chance.random() < 0.3 else 60.0,
         packet_secs=chance.choice((0.001, 0.001, 0.02)),
         cut_probability=chance.choice((0.0, 0.1, 0.6)),
         clients=clients,

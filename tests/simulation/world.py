@@ -146,6 +146,7 @@ class World:
             withdraw_grace_secs=schedule.grace_secs,
             drain_secs=schedule.drain_secs,
             coalesce=schedule.coalesce,
+            hang_check_secs=schedule.hang_secs,
             lora_enabled=schedule.lora,
             disaggregation_mode=DisaggregationMode.DECODE if schedule.decode else DisaggregationMode.AGGREGATED,
         )

@@ -105,7 +105,7 @@ class FakeDynamo:
     engine_config: Made | None = None
     engine: EngineObject | None = None
     sidecar_arguments: Sequence[str] | None = None
-    endpoint: object = attrs.field(factory=object)
+    endpoint: Any = attrs.field(factory=object)
     registered: AioEvent = attrs.field(factory=AioEvent)
     metrics: Callable[[], str] | None = None
 
