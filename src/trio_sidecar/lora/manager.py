@@ -186,7 +186,8 @@ class LoraManager:
                     await self.records.aio_publish(adapter)
             self.reconciled = was_reconciled
         done = "is loaded already" if resident else "was loaded"
-        return _success(f"LoRA adapter {adapter.name!r} {done}", adapter) | {"hot_swap": False}
+        message = f"LoRA adapter {adapter.name!r} {done}"
+        return _success(message, adapter.name, adapter.adapter_id) | {"hot_swap": False}
 
     async def aio_unload(self, body: object) -> Answer:
         """Remove an adapter from discovery and then from the engine."""
@@ -204,8 +205,7 @@ class LoraManager:
                 await self.records.aio_unpublish(name)
                 await self._aio_unload_native(name, published)
             self.reconciled = was_reconciled
-        adapter = Adapter(name=name, adapter_id=resident[name].lora_id, path=resident[name].source_path)
-        return _success(f"LoRA adapter {name!r} was unloaded", adapter)
+        return _success(f"LoRA adapter {name!r} was unloaded", name, resident[name].lora_id)
 
     # -- Checks -----------------------------------------------------------------------------------------------------
 
@@ -365,8 +365,8 @@ class LoraManager:
         log.info("lora_reconciled", adapters=len(inventory))
 
 
-def _success(message: str, adapter: Adapter) -> Answer:
-    return {"status": "success", "message": message, "lora_name": adapter.name, "lora_id": adapter.adapter_id}
+def _success(message: str, name: str, adapter_id: int) -> Answer:
+    return {"status": "success", "message": message, "lora_name": name, "lora_id": adapter_id}
 
 
 def _failure(message: str, body: object) -> Answer:
