@@ -107,6 +107,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/generate_deviations.py")
     session.run("python", "tools/generate_support_matrix.py")
     session.run("python", "tools/generate_metrics.py")
+    session.run("python", "tools/generate_api.py")
 
 
 @nox.session(python=PYTHON)
