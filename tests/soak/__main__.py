@@ -75,6 +75,7 @@ class Soak:
             self.load.excuse(until_secs=STALL_SECONDS)
             # Not in a thread: a child dies with the thread that started it.
             self.service.restart_engine()
+            self.load.excuse(until_secs=STALL_SECONDS)
             return
         name = self.random.choice(["cut", "stall", "half_open"])
         self.faults.append(f"connections: {name}")
@@ -86,6 +87,7 @@ class Soak:
         self.service.proxy.do(fault)
         await trio.sleep(STALL_SECONDS)
         self.service.proxy.heal()
+        self.load.excuse(until_secs=0.0)
 
     async def _watch(self) -> None:
         while True:
