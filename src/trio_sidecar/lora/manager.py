@@ -347,7 +347,7 @@ class LoraManager:
         await self.records.aio_clear_leftovers()
         adapters = await self._aio_list_raw()
         conflict: ProtocolError | None = None
-        inventory: dict[str, Adapter] = {}
+        inventory: dict[str, Adapter]
         try:
             inventory = validated_inventory(adapters)
             check_publishable(inventory, self._settings.base_names)

@@ -34,6 +34,17 @@ async def test_nothing_is_published_before_the_endpoint_is_ready(aio_loop: async
     assert "LoRA adapters cannot be published before the endpoint is ready" == str(caught.value)
 
 
+@pytest.mark.rule("R11.5")
+async def test_nothing_is_published_after_a_withdrawal(aio_loop: asyncio.AbstractEventLoop) -> None:
+    """The worker leaves, and the error says so."""
+    discovery, records = attached()
+    await run_aio(records.aio_withdraw)
+    with pytest.raises(EngineShutdown) as caught:
+        await run_aio(records.aio_publish, ADAPTER)
+    assert "the worker is shutting down; no LoRA adapter is published any more" == str(caught.value)
+    assert [] == discovery.log
+
+
 @pytest.mark.rule("R13.23")
 async def test_removing_a_record_twice_at_once(aio_loop: asyncio.AbstractEventLoop) -> None:
     """Both ask discovery, since neither knows whether the other will succeed, and both succeed."""
