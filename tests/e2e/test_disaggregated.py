@@ -157,6 +157,23 @@ async def test_client_leaves_before_the_first_token(pair: Pair, hold: str, strea
         await answered(pair, client)
 
 
+@pytest.mark.rule("FR-008")
+@pytest.mark.parametrize("refused", [{"top_k": 0}, {"min_p": 0.0}], ids=["top_k", "min_p"])
+async def test_a_decode_that_is_refused_fetches_the_blocks(pair: Pair, refused: dict[str, float]) -> None:
+    """The client is told what is wrong; the decode engine gets the handoff with the bare prompt, for one token."""
+    async with pair.client() as client:
+        answer = await client.complete(max_tokens=6, **refused)
+        assert 400 == answer.status
+        handoff = pair.prefill.events("handed_over")[-1]["handoff"]
+        await eventually(lambda: bool(pair.decode.received), "the decode engine has the request")
+        await eventually(lambda: handoff["mocker_request_id"] == pair.decode.received[-1]["request_id"], "it is that")
+        decoded = pair.decode.received[-1]
+        assert (PROMPT, 1) == (decoded["token_ids"], decoded["stopping"][0])
+        assert handoff | {"remote_port": str(role_engine_main.PORT)} == decoded["kv"]
+        await pair.settle()
+        await answered(pair, client)
+
+
 @pytest.mark.rule("R10.5", "FR-003")
 async def test_client_leaves_between_prefill_and_decode(pair: Pair) -> None:
     """A request that was cancelled before the decode worker took it up leaves nothing open; the next is answered."""

@@ -9,7 +9,7 @@ import attrs
 import structlog
 import trio
 
-from trio_sidecar.bridge import aio_now
+from trio_sidecar.bridge import aio_now, run_aio
 from trio_sidecar.errors import EngineShutdown, InvalidRequest, Overloaded, SidecarError, StatusCode
 from trio_sidecar.metrics import RequestMeter
 from trio_sidecar.requests.buffer import BufferLimit, OutputBuffer
@@ -215,6 +215,17 @@ class Sessions:
         ring.nursery.start_soon(self._run, session, ring.engine)
         return session
 
+    def let_go(self, request: Mapping[str, object], request_id: str, *, policy: CancelPolicy) -> None:
+        """Send a request for the sake of what the engine then releases; its answer is for nobody (synchronous).
+
+        Raises:
+            SidecarError: As :meth:`open`.
+        """
+        session = self.open(request, request_id, policy=policy)
+        session.cancel()
+        assert self._ring is not None  # noqa: S101 - or it could not be opened
+        self._ring.nursery.start_soon(run_aio, _aio_read_out, session)
+
     async def _run(self, session: Session, engine: Engine) -> None:
         try:
             await session.life(engine)
@@ -287,3 +298,11 @@ class Sessions:
         return SessionsStatistics(
             open=len(self._open), peak_open=self._peak, refused=self._refused, ended=dict(self._ended)
         )
+
+
+async def _aio_read_out(session: Session) -> None:
+    try:
+        while await session.aio_next() is not None:
+            pass
+    except SidecarError as error:
+        log.warning("not_let_go", request_id=session.request_id, reason=str(error))

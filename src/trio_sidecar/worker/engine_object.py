@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import structlog
 
 from trio_sidecar.config import DisaggregationMode
-from trio_sidecar.errors import InvalidRequest
+from trio_sidecar.errors import InvalidRequest, SidecarError
 from trio_sidecar.requests.cancel import cancel_policy
 from trio_sidecar.rl import unsupported
 from trio_sidecar.worker.errors import to_dynamo
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["EngineLife", "EngineObject"]
 
 T = TypeVar("T")
+
+HANDED_OVER = ("model", "token_ids", "prefill_result", "routing")
+"""What of a decode request its engine needs to fetch what was handed over."""
 
 log = structlog.get_logger("trio_sidecar.worker")
 
@@ -125,6 +128,8 @@ class EngineObject:
             headers = context.trace_headers()
             session = self._sessions.open(request, request_id, policy=policy, headers=headers)
         except Exception as error:
+            if isinstance(error, InvalidRequest):
+                self._let_go(request, request_id)
             raise to_dynamo(self._binding, error, request_id=request_id) from error
         entry = (context, session)
         self._running.setdefault(request_id, []).append(entry)
@@ -141,6 +146,22 @@ class EngineObject:
                 cancelled.cancel()
             session.close()
             self._forget(request_id, entry)
+
+    def _let_go(self, request: Mapping[str, object], request_id: str) -> None:
+        """A decode request was refused here: the engine fetches what was handed over all the same.
+
+        Otherwise the prefill engine would hold the blocks until its own time is up (FR-008). So the engine is asked for
+        one token of the bare prompt, which nobody gets.
+        """
+        if self._mode is not DisaggregationMode.DECODE or not request.get("prefill_result"):
+            return
+        bare = {name: request[name] for name in HANDED_OVER if name in request} | {"stop_conditions": {"max_tokens": 1}}
+        try:
+            self._sessions.let_go(bare, request_id, policy=cancel_policy(self._mode, _nothing))
+        except SidecarError as error:
+            log.warning("handoff_not_fetched", request_id=request_id, reason=str(error))
+        else:
+            log.info("handoff_fetched", request_id=request_id, why="the request that it was for was refused")
 
     def _follow(self, context: RequestContext, session: Session) -> Any:
         """Tell a decode session of a cancel as it happens, because Dynamo holds ``abort`` back until the first token.
@@ -247,3 +268,7 @@ class EngineObject:
     def logits_processor_spec(self) -> object:
         """Logits processors: none; they would need the engine in this process."""
         return None
+
+
+def _nothing() -> None:
+    """Dynamo waits for no first token of a request that it does not know."""

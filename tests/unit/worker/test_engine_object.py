@@ -321,6 +321,37 @@ async def test_decode_that_was_cancelled_before_it_came(aio_loop: object) -> Non
     assert (1, True) == (len(engine.requests), engine.requests[0].opened)
 
 
+@pytest.mark.rule("FR-008")
+async def test_a_decode_that_is_refused_fetches_what_was_handed_over(aio_loop: object) -> None:
+    """Its client is refused at once; the engine gets the handoff with the bare prompt, and goes on to one token."""
+    engine = FakeEngine(Script(stream=[Send(tokens(7)), Gate()]))
+    context = Context()
+    handed_over = {"prefill_result": {"disaggregated_params": {"do_remote_prefill": True}}}
+    async with serving_decode(engine) as worker:
+        chunks, error = await collect(worker, REQUEST | handed_over | {"sampling_options": {"n": 2}}, context)
+        assert ([], "InvalidArgument") == (chunks, type(error).__name__)
+        await trio.testing.wait_all_tasks_blocked()
+        assert engine.requests[0].released
+    (received,) = engine.requests
+    assert received.request.stopping is not None
+    assert received.request.kv is not None
+    assert (1, 1, 0) == (received.request.stopping.max_new_tokens, received.sent, context.first_tokens)
+    assert received.request.kv.kv_transfer_params is not None
+
+
+@pytest.mark.rule("FR-008")
+@pytest.mark.parametrize("refused", [{"prefill_result": 5}, {}])
+async def test_a_refused_decode_without_a_good_handoff_reaches_nobody(
+    aio_loop: object, refused: dict[str, object]
+) -> None:
+    """There is nothing to fetch."""
+    engine = FakeEngine()
+    async with serving_decode(engine) as worker:
+        _, error = await collect(worker, REQUEST | refused | {"token_ids": "x"}, Context())
+        await trio.testing.wait_all_tasks_blocked()
+    assert ("InvalidArgument", []) == (type(error).__name__, engine.requests)
+
+
 @pytest.mark.rule("R10.10", "FR-003")
 async def test_failure_after_a_decode_was_cancelled(aio_loop: object) -> None:
     """An engine that fails after the cancel of a decode ends it as cancelled; nobody waits for an error."""
