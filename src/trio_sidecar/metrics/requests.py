@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from trio_sidecar.metrics.families import END_REASONS, LATENCY_BOUNDS, REFUSALS
 from trio_sidecar.metrics.histogram import Histogram
 
@@ -56,25 +58,31 @@ class TokenClock:
         began: When the request was accepted, on the clock of the times given later.
     """
 
-    __slots__ = ("_began", "_last", "_meter", "_tokens")
+    __slots__ = ("_began", "_counts", "_inter_token", "_last", "_meter", "_tokens")
 
     def __init__(self, meter: RequestMeter, began: float) -> None:
         self._meter = meter
         self._began = began
-        self._last: float | None = None
-        self._tokens = 0
+        self._inter_token = meter.inter_token
+        self._counts = meter.inter_token.counts
+        self._last = began
+        self._tokens = -1
 
     def arrived(self, now: float, tokens: int) -> None:
         """Something has come from the engine; it has sent that many tokens by now."""
-        if self._last is None:
-            self._meter.first_response.observe(now - self._began)
-            self._last = now
-        if tokens == self._tokens:
+        known = self._tokens
+        if known > 0:
+            if new := tokens - known:
+                # As the histogram's own method does, without calling it: this is done for every token of a slow stream.
+                elapsed = now - self._last
+                self._counts[bisect_left(LATENCY_BOUNDS, elapsed / new)] += new
+                self._inter_token.sum += elapsed
+                self._last = now
+                self._tokens = tokens
             return
-        if self._tokens:
-            new = tokens - self._tokens
-            self._meter.inter_token.observe((now - self._last) / new, new)
-        else:
+        if known < 0:
+            self._meter.first_response.observe(now - self._began)
+        if tokens:
             self._meter.first_token.observe(now - self._began)
         self._last = now
         self._tokens = tokens
