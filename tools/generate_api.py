@@ -41,8 +41,8 @@ PUBLIC = {
 
 INTRODUCTION = """\
 Made from `__all__` and the docstrings by `tools/generate_api.py --write`. What is not listed here may change in any
-release; what is, changes as [extending](extending.md) says. Everything is typed (`py.typed`). Names that begin with `aio_`
-are awaited from asyncio, all others from Trio."""
+release; what is, changes as [extending](extending.md) says. Everything is typed (`py.typed`). Names that begin with
+`aio_` are awaited from asyncio, all others from Trio."""
 MESSAGES = "The messages of the contract are in `trio_sidecar.wire`, with the names that they have in `protos/`."
 
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -52,7 +52,7 @@ class Scene:
 async def scene(script: Script, **more: Any) -> AsyncIterator[Scene]:
     engine = FakeEngine(script)
     sessions = Sessions(responder=ResponseConverter, merge=merge_chunks, **more)
-    check = HangCheck(engine=engine, sessions=sessions, model="served", silent_secs=SILENT_SECS)
+    check = HangCheck(aio_generate=engine.aio_generate, sessions=sessions, model="served", silent_secs=SILENT_SECS)
     async with sessions.serving(engine, lambda request, _: convert(dict(request))):
         yield Scene(check, engine, sessions)
 
