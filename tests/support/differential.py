@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 COMPONENTS = {"agg": "backend", "prefill": "prefill", "decode": "backend", "encode": "encode"}
 MODEL, ALIAS, ADAPTER = "served-model", "model-alias", "adapter-a"
+OF_THE_HANDOFF = ("request_id", "model", "token_ids", "kv", "priority")
+BARE = "temperature: 1 sampling { num_sequences: 1 } decoding { } stopping { max_new_tokens: 1 } "
+BARE += "response { output_text: true output_token_ids: true }"
+"""All else that an engine is told when it is to fetch a handoff and no more."""
+
 ABSENT = "absent"
 TAKEN = "taken"
 
@@ -96,7 +101,8 @@ class Pair:
             answered, answer = self._clients[side].receive()
             assert request_id == answered
             assert answer.error is None or NO_END not in answer.error, f"{side.value}: {answer.error}"
-            observed[side] = Observed(self._recorders[side].taken(request_id), answer)
+            seen = self._recorders[side].taken(request_id)
+            observed[side] = Observed([] if _only_fetched(answer, seen) else seen, answer)
             del self._recorders[side].replies[request_id]
         return observed
 
@@ -192,6 +198,21 @@ def compare(ours: Observed, rust: Observed) -> list[Difference]:
             # What is in it is missing with it.
             missing = (*missing, f"{path}.", f"{path}[")
     return found
+
+
+def _only_fetched(answer: Answer, seen: list[Seen]) -> bool:
+    """Whether a decode request was refused, and its engine heard of nothing but the handoff; see ``refused-decode``."""
+    if answer.error is None or not _plain(answer.error).startswith("InvalidRequest"):
+        return False
+    return {_beside_the_handoff(one.message) for one in seen} <= {BARE}
+
+
+def _beside_the_handoff(message: Any) -> str:
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for name in OF_THE_HANDOFF:
+        rest.ClearField(name)
+    return " ".join(str(rest).split())
 
 
 def _outcome(observed: Observed) -> str:
