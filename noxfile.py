@@ -21,6 +21,7 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = [
     "lint",
     "types",
+    "docs",
     "tests",
     "protos",
     "e2e",
@@ -108,6 +109,13 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/generate_support_matrix.py")
     session.run("python", "tools/generate_metrics.py")
     session.run("python", "tools/generate_api.py")
+
+
+@nox.session(python=PYTHON)
+def docs(session: nox.Session) -> None:
+    """Build the documentation's site into ``.cache/site``; a link that leads nowhere is an error."""
+    session.install(*group("docs"))
+    session.run("mkdocs", "build", "--strict", "--quiet")
 
 
 @nox.session(python=PYTHON)

@@ -1,15 +1,17 @@
-"""Write the tables of flags and variables into docs/configuration.md.
+"""Write the tables of flags and variables into docs/configuration.md, and that of the errors into docs/errors.md.
 
-``generate_reference.py --write`` does; without the flag it only says whether they agree with the settings classes.
+``generate_reference.py --write`` does; without the flag it only says whether they agree with the classes.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trio_sidecar import errors
 from trio_sidecar.config import (
     DoctorSettings,
     FrontendSettings,
@@ -39,7 +41,7 @@ TABLES: dict[str, tuple[type[attrs.AttrsInstance], ...]] = {
     "top": (TopSettings,),
     "common": (HostSettings, LogSettings),
 }
-FILES = ("docs/configuration.md",)
+FILES = ("docs/configuration.md", "docs/errors.md")
 
 
 def table(classes: tuple[type[attrs.AttrsInstance], ...]) -> str:
@@ -57,13 +59,33 @@ def table(classes: tuple[type[attrs.AttrsInstance], ...]) -> str:
     return "\n".join(rows)
 
 
+def error_table() -> str:
+    """A Markdown table of the errors, in the order of the module."""
+    rows = ["| error | meaning | kind for Dynamo | gRPC status | may succeed elsewhere |", "|---|---|---|---|---|"]
+    for name, cls in vars(errors).items():
+        if not (inspect.isclass(cls) and issubclass(cls, errors.SidecarError)) or cls is errors.SidecarError:
+            continue
+        first, _, _ = (inspect.getdoc(cls) or "").partition("\n\n")
+        meaning = re.sub(r":class:`(\w+)`", r"`\1`", " ".join(first.split()))
+        made = cls() if cls is errors.DeadEngine else cls  # that class does not know its kind, only its instances do
+        classified = (
+            f"`{made.kind.value}` | `{made.status.name}`" if cls is not errors.RpcError else "see below | its own"
+        )
+        rows.append(f"| `{name}` | {meaning} | {classified} | {'yes' if cls.retryable else ''} |")
+    rows += ["", "| gRPC status of a call | kind for Dynamo |", "|---|---|"]
+    rows += [f"| `{status.name}` | `{status.kind.value}` |" for status in errors.StatusCode if status]
+    return "\n".join(rows)
+
+
 def updated(text: str) -> str:
-    """A file's text with every table between ``<!-- flags: NAME -->`` and ``<!-- /flags -->`` made anew."""
+    """A text with every table between ``<!-- flags: NAME -->`` and ``<!-- /flags -->`` made anew; errors too."""
 
     def fill(found: re.Match[str]) -> str:
         return f"<!-- flags: {found[1]} -->\n\n{table(TABLES[found[1]])}\n\n<!-- /flags -->"
 
-    return re.sub(r"<!-- flags: ([\w ]+) -->.*?<!-- /flags -->", fill, text, flags=re.DOTALL)
+    text = re.sub(r"<!-- flags: ([\w ]+) -->.*?<!-- /flags -->", fill, text, flags=re.DOTALL)
+    made = f"<!-- errors -->\n\n{error_table()}\n\n<!-- /errors -->"
+    return re.sub(r"<!-- errors -->.*?<!-- /errors -->", lambda _: made, text, flags=re.DOTALL)
 
 
 def main() -> int:
@@ -76,7 +98,7 @@ def main() -> int:
             stale.append(name)
             if "--write" in sys.argv[1:]:
                 path.write_text(updated(text), encoding="utf-8")
-    print("\n".join(f"{name} does not agree with the settings" for name in stale) or "all tables agree")  # noqa: T201
+    print("\n".join(f"{name} does not agree with the classes" for name in stale) or "all tables agree")  # noqa: T201
     return 1 if stale else 0
 
 

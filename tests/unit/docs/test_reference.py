@@ -35,6 +35,15 @@ def test_tables_agree_with_the_settings(generator: ModuleType) -> None:
     assert generator.updated(text) == text
 
 
+def test_errors_agree_with_the_classes(generator: ModuleType) -> None:
+    """The tables of errors and statuses are what the classes say."""
+    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+
+    assert "| `Overloaded` |" in text
+    assert "| `UNAVAILABLE` | `CannotConnect` |" in text
+    assert generator.updated(text) == text
+
+
 def test_every_command_is_in_the_readme() -> None:
     """The commands that exist are the commands that are described."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
