@@ -127,7 +127,8 @@ async def test_in_process_and_remote_say_the_same(
     port = free_port()
     with in_process(models, tmp_path_factory.mktemp("in-process"), port) as (frontend, worker):
         assert expected == await answers(frontend, prompt)
-        page = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
         assert values(page)["engine_state{state=serving}"]
         assert any(name.startswith("generation_tokens_total") for name in values(page, "vllm:"))
         (engine,) = engine_processes(worker)

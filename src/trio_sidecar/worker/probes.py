@@ -110,7 +110,7 @@ async def _serving(
         raise failure
 
 
-async def _page(metrics: WorkerMetrics, unhealthy: int, path: str) -> Page:
+async def _page(metrics: WorkerMetrics, unhealthy: int, path: str) -> Page:  # noqa: ASYNC124 - serve_pages awaits it
     match path:
         case "/live":
             return Page(200, "alive\n")

@@ -174,7 +174,7 @@ async def test_an_engine_that_cannot_be_asked(autojump_clock: MockClock, aio_loo
 @pytest.mark.rule("FR-018")
 async def test_an_engine_that_is_gone_ends_requests_with_an_error(autojump_clock: MockClock, aio_loop: Loop) -> None:
     """Those that are open, and those that still come."""
-    with pytest.raises(ExceptionGroup):  # noqa: PT012
+    with pytest.RaisesGroup(LookupError):
         async with scene(Script(opening=[Wait(10_000)])) as s:
             session = s.sessions.open(minimal_request(), "r")
             await trio.sleep(1)

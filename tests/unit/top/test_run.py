@@ -31,7 +31,7 @@ async def engine() -> AsyncIterator[tuple[HttpEndpoint, list[str]]]:
     """A metrics port, whose token count grows by 5 with each look; and what was asked for."""
     asked: list[str] = []
 
-    async def page(path: str) -> Page:
+    async def page(path: str) -> Page:  # noqa: ASYNC124 - serve_pages awaits it
         asked.append(path)
         reading = {"server_output_tokens": 5 * len(asked), "server_calls_in_flight": 2}
         text = exposition(FamilyCollector(ENGINE_FAMILIES, lambda: reading))

@@ -39,7 +39,7 @@ async def answering(status: str, body: str, *, silent: bool = False) -> AsyncIte
 
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        nursery.start_soon(trio.serve_listeners, serve, [listener])  # noqa: ASYNC113 - it listens already
         port = listener.socket.getsockname()[1]
         yield HttpEndpoint.parse(f"http://127.0.0.1:{port}"), requests
         nursery.cancel_scope.cancel()

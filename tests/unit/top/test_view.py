@@ -34,7 +34,7 @@ def sample(metrics: WorkerMetrics, at: float) -> Sample:
     return parse(metrics.text(), at)
 
 
-async def test_a_worker() -> None:
+def test_a_worker() -> None:
     """Rates are those of the interval, times those of its observations, all else what is now."""
     metrics = new_worker()
     meter = metrics.sessions.meter
@@ -63,14 +63,14 @@ async def test_a_worker() -> None:
     assert found.loop_lag.p50 is not None
 
 
-async def test_the_first_sample_has_no_rates() -> None:
+def test_the_first_sample_has_no_rates() -> None:
     """What is now is shown; what needs an earlier sample is not."""
     found = view(None, sample(new_worker(), 1.0))
     assert (None, None, None, Latency()) == (found.tokens_out, found.tokens_in, found.chunks_per_token, found.ttft)
     assert ("serving", {}) == (found.engine, found.ended)
 
 
-async def test_the_pool() -> None:
+def test_the_pool() -> None:
     """Each connection with its streams, and whether it is down."""
     reading: dict[str, Any] = {
         "pool_streams": {("1",): 3, ("2",): 0},

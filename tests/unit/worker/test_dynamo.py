@@ -276,7 +276,7 @@ async def test_drain_budget_used_up(aio_loop: object, autojump_clock: MockClock)
         ({"disaggregation_mode": DisaggregationMode.ENCODE}, None, None),
     ],
 )
-async def test_who_asks_whether_the_engine_hangs(
+async def test_who_asks_whether_the_engine_hangs(  # noqa: ASYNC124 - its loop is Trio's guest
     aio_loop: object, changes: dict[str, Any], secs: float | None, metadata: dict[str, str] | None
 ) -> None:
     """All workers but those that were told not to, and those whose engine makes no tokens."""

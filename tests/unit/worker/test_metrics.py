@@ -26,7 +26,7 @@ def states(metrics: WorkerMetrics) -> set[str]:
     return {name for name, value in found.items() if name.startswith("engine_state") and value}
 
 
-async def test_before_the_engine() -> None:
+def test_before_the_engine() -> None:
     """Every family is there, for this worker's role only, and the engine is still starting."""
     metrics = new_metrics()
     found = values(metrics.text())
@@ -57,7 +57,7 @@ async def test_the_engines_states() -> None:
     assert {"engine_state{state=stopped}"} == states(metrics)
 
 
-async def test_draining() -> None:
+def test_draining() -> None:
     """From the moment that a stop is asked for."""
     metrics = new_metrics()
     assert 0 == values(metrics.text())["draining"]
@@ -65,7 +65,7 @@ async def test_draining() -> None:
     assert 1 == values(metrics.text())["draining"]
 
 
-async def test_counts_of_requests() -> None:
+def test_counts_of_requests() -> None:
     """Each number of the meter is in its own family."""
     metrics = new_metrics()
     meter = metrics.sessions.meter
@@ -92,7 +92,7 @@ async def test_counts_of_requests() -> None:
     assert expected == {name: found[name] for name in expected}
 
 
-async def test_the_pool() -> None:
+def test_the_pool() -> None:
     """States, streams by place, waiters, waits, resets; a place without a connection is down and takes no stream."""
     settings = TransportSettings(grpc_endpoint=GrpcEndpoint.parse("engine:1"), grpc_connections=2)
     pool = Pool(settings, peer="vLLM", bootstrap=False, fast=None)
@@ -120,7 +120,7 @@ async def test_the_pool() -> None:
     assert expected == {name: found[name] for name in expected}
 
 
-async def test_the_state_of_the_worker() -> None:
+def test_the_state_of_the_worker() -> None:
     """That of its engine, until a stop is asked for: from then on it drains, whatever the engine does."""
     metrics, recovery = new_metrics(), FakeRecovery()
     seen = [metrics.state]
