@@ -62,6 +62,9 @@ class RoleEngine:
             path.unlink()
 
 
+OUR_ARGUMENTS = ("--log-level=debug", "--withdraw-grace-secs=0.5", "--drain-secs=10")
+
+
 @attrs.define(eq=False)
 class Pair:
     """The whole service.
@@ -90,7 +93,8 @@ class Pair:
                 engine.endpoint,
                 discovery=discovery,
                 log_dir=logs,
-                arguments=[*arguments, "--log-level=debug", "--withdraw-grace-secs=0.5", "--drain-secs=10"],
+                # Dynamo's own handoffs are not a caller's.
+                arguments=[*arguments, *OUR_ARGUMENTS, "--caller-handoff=off"],
                 name=name,
                 DYN_PREFILL_DRAIN_TIMEOUT_S="1",
             )

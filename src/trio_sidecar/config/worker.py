@@ -1,7 +1,7 @@
 """Settings of the Dynamo worker (spec 2).
 
-Every flag and variable that the Rust sidecar has means the same here; ``--coalesce``, ``--dp-ranks``,
-``--max-message-bytes``, ``--drain-secs``, ``--withdraw-grace-secs`` and the TLS settings are our own.
+Every flag and variable that the Rust sidecar has means the same here; ``--caller-handoff``, ``--coalesce``,
+``--dp-ranks``, ``--max-message-bytes``, ``--drain-secs``, ``--withdraw-grace-secs`` and the TLS settings are our own.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ class WorkerSettings:
         endpoint_types: In the order given.
         discovery_backend: None leaves the choice to Dynamo's runtime; so do the planes.
         dp_ranks: The absolute data-parallel ranks that this worker stands for; None for all behind the endpoint.
+        caller_handoff: Whether a request may bring KV transfer parameters of its own (FR-082).
         coalesce: Whether adjacent deltas may be merged into one message when a reader is slower than the engine.
         withdraw_grace_secs: After withdrawal from discovery, how long requests that are already under way to us are
             still taken.
@@ -335,6 +336,17 @@ class WorkerSettings:
         ),
         default=None,
         check=check_ranks,
+    )
+    caller_handoff: bool = setting(
+        Option(
+            flag="--caller-handoff",
+            env="TRIO_SIDECAR_CALLER_HANDOFF",
+            parse=parse_on_off,
+            choices=("on", "off"),
+            help="Take KV transfer parameters that a client has put into its request; off refuses such requests.",
+        ),
+        default=True,
+        check=_is(bool),
     )
     coalesce: bool = setting(
         Option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trio_sidecar.convert.fields import Section
     from trio_sidecar.wire import Struct
 
-__all__ = ["EC_PARAMS", "KV_PARAMS", "PROMPT_IDS_KEY", "ec_transfer_params", "kv_transfer_params"]
+__all__ = ["EC_PARAMS", "KV_PARAMS", "PROMPT_IDS_KEY", "ec_transfer_params", "kv_transfer_params", "refuse_callers"]
 
 KV_PARAMS = "kv_transfer_params"
 EC_PARAMS = "ec_transfer_params"
@@ -57,6 +57,19 @@ def kv_transfer_params(top: Section, extras: Extras, rules: ModeRules, *, has_me
         case _:
             return None
     return struct_from_json(payload, label=KV_PARAMS)
+
+
+def refuse_callers(extras: Extras, rules: ModeRules) -> None:
+    """Take no KV transfer parameters that the caller has made (FR-082).
+
+    They name the peer from which the engine fetches. Where the role ignores them anyway, they are no fault.
+
+    Raises:
+        InvalidRequest: There are some.
+    """
+    if extras.has_kv and rules.kv_source in {KvSource.CALLER, KvSource.CALLER_FORCED}:
+        reason = f"extra_args.{KV_PARAMS} must be absent: this worker takes none from callers (--caller-handoff off)"
+        raise InvalidRequest(reason)
 
 
 def _for_prefill(extras: Extras) -> dict[str, object]:

@@ -34,6 +34,7 @@ class ModelFacts:
         supports_lora: The model takes adapters and there is room for at least one.
         supports_multimodal: The model takes media.
         mode: This worker's role.
+        caller_handoff: Whether a caller may bring KV transfer parameters of its own.
     """
 
     served_model_name: str
@@ -42,6 +43,7 @@ class ModelFacts:
     supports_lora: bool = False
     supports_multimodal: bool = False
     mode: DisaggregationMode = DisaggregationMode.AGGREGATED
+    caller_handoff: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -125,6 +127,8 @@ def convert_request(request: Mapping[str, object], *, request_id: str, model: Mo
     extra_args = _extra_args(view)
     extra_rules.check_nvext(extra_args, namespace)
     extras = extra_rules.read_extras(extra_args, view.envelope, has_media=has_media)
+    if not model.caller_handoff:
+        handoff.refuse_callers(extras, rules)
     kv = KvCacheParameters(
         bypass_prefix_cache=extras.bypass_prefix_cache,
         cache_salt=extra_rules.cache_salt(namespace),

@@ -220,8 +220,8 @@ def _recovery_settings(transport: TransportSettings) -> RecoverySettings:
     )
 
 
-def _converter(model: DiscoveredModel, mode: DisaggregationMode) -> Callable[[Mapping[str, object], str], Converted]:
-    facts = model_facts(model, mode)
+def _converter(model: DiscoveredModel, settings: WorkerSettings) -> Callable[[Mapping[str, object], str], Converted]:
+    facts = model_facts(model, settings)
 
     def convert(request: Mapping[str, object], request_id: str) -> Converted:
         return convert_request(request, request_id=request_id, model=facts)
@@ -281,7 +281,7 @@ async def _serve(
         )
         recovery.follow(model)
         metrics.attach(engine, model, recovery)
-        return Started(config=config, convert=_converter(model, mode), engine=attached, watch=recovery.run)
+        return Started(config=config, convert=_converter(model, settings), engine=attached, watch=recovery.run)
 
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:

@@ -164,7 +164,7 @@ def engine_config(binding: Binding, settings: WorkerSettings, model: DiscoveredM
     )
 
 
-def model_facts(model: DiscoveredModel, mode: DisaggregationMode) -> ModelFacts:
+def model_facts(model: DiscoveredModel, settings: WorkerSettings) -> ModelFacts:
     """What converting requests needs to know."""
     return ModelFacts(
         served_model_name=model.served_model_name,
@@ -172,7 +172,8 @@ def model_facts(model: DiscoveredModel, mode: DisaggregationMode) -> ModelFacts:
         reasoning_parser=model.reasoning_parser,
         supports_lora=model.supports_lora,
         supports_multimodal=model.supports_multimodal,
-        mode=mode,
+        mode=settings.disaggregation_mode,
+        caller_handoff=settings.caller_handoff,
     )
 
 

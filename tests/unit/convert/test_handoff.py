@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.conversion import convert, dig, refused, wire
-from support.samples import HANDOFF, decode_request, minimal_request, model_facts, multimodal_facts, rich_request
+from support.samples import (
+    HANDOFF,
+    decode_request,
+    media_request,
+    minimal_request,
+    model_facts,
+    multimodal_facts,
+    rich_request,
+)
 from trio_sidecar.config import DisaggregationMode
 from trio_sidecar.convert.fields import describe
 from trio_sidecar.convert.handoff import PROMPT_IDS_KEY
@@ -73,6 +81,42 @@ def test_a_callers_payload_must_be_an_object(payload: object, model: Any) -> Non
     """A payload of another kind is refused by name, null included."""
     message = refused(minimal_request(extra_args={"kv_transfer_params": payload}), model)
     assert f"kv_transfer_params must be a JSON object, got {describe(payload)}" in message
+
+
+@pytest.mark.rule("FR-082")
+@pytest.mark.parametrize(
+    "mode", [DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL], ids=lambda mode: mode.value
+)
+@pytest.mark.parametrize(
+    "extra_args",
+    [
+        {"kv_transfer_params": {"remote_host": "10.0.0.1"}},
+        {"kv_transfer_params": {}},
+        {"kv_transfer_params": None},
+        {"vllm_tito": {"sampling_params": {}, "kv_transfer_params": {"remote_host": "10.0.0.1"}}},
+    ],
+    ids=["peer", "empty", "null", "envelope"],
+)
+def test_a_callers_handoff_can_be_refused(mode: DisaggregationMode, extra_args: object) -> None:
+    """With `--caller-handoff off` no client says from which peer the engine fetches; requests without are taken."""
+    closed = model_facts(mode=mode, caller_handoff=False)
+    message = refused(minimal_request(extra_args=extra_args), closed)
+    expected = (
+        "extra_args.kv_transfer_params must be absent: this worker takes none from callers (--caller-handoff off)"
+    )
+    assert f"InvalidRequest: {expected}" == message
+    assert kv(wire(minimal_request(), closed)) == kv(wire(minimal_request(), model_facts(mode=mode)))
+
+
+@pytest.mark.rule("FR-082")
+@pytest.mark.parametrize("mode", [DisaggregationMode.DECODE, DisaggregationMode.ENCODE], ids=lambda mode: mode.value)
+def test_a_handoff_that_is_ignored_is_no_fault(mode: DisaggregationMode) -> None:
+    """Decode takes the prefill worker's and encode none, so that a caller's does no harm there."""
+    extra_args = {"kv_transfer_params": {"remote_host": "10.0.0.1"}}
+    made = decode_request if mode is DisaggregationMode.DECODE else media_request
+    facts = multimodal_facts(mode=mode)
+    expected = kv(wire(made(), facts))
+    assert expected == kv(wire(made(extra_args=extra_args), multimodal_facts(mode=mode, caller_handoff=False)))
 
 
 @pytest.mark.rule("R7.33")

@@ -189,7 +189,7 @@ def test_encode_publishes_no_kv_facts() -> None:
 @pytest.mark.rule("R6.9")
 def test_model_facts() -> None:
     """Conversion learns every base name and what the model supports."""
-    facts = model_facts(new_model(), Mode.AGGREGATED)
+    facts = model_facts(new_model(), new_settings())
     assert frozenset({"model-source", "served-model", "model-alias"}) == facts.base_names
     assert ("served-model", True, False, Mode.AGGREGATED) == (
         facts.served_model_name,
@@ -197,3 +197,11 @@ def test_model_facts() -> None:
         facts.supports_multimodal,
         facts.mode,
     )
+    assert facts.caller_handoff
+
+
+@pytest.mark.rule("FR-082")
+def test_facts_from_the_settings() -> None:
+    """Conversion learns the role, and whether callers may bring a handoff."""
+    facts = model_facts(new_model(), new_settings(disaggregation_mode=Mode.PREFILL, caller_handoff=False))
+    assert (Mode.PREFILL, False) == (facts.mode, facts.caller_handoff)
