@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from support.lora import Discovery, Lifecycle, lifecycle, load_body, lora, make_adapter
 from trio_sidecar import wire
-from trio_sidecar.bridge import aio_sleep, run_aio
+from trio_sidecar.bridge import AioEvent, aio_sleep, run_aio
 from trio_sidecar.errors import RpcError, StatusCode
 from trio_sidecar.lora import LoraManager, LoraSettings
 from trio_sidecar.testing.fake_engine import Gate
@@ -637,6 +637,34 @@ async def test_loads_do_not_overlap(
         gate.open()
     assert "success" == answers[0]["status"]
     assert outcome in answers[1]["message"]
+
+
+@pytest.mark.rule("R13.34")
+@pytest.mark.parametrize("operation", ["load", "unload"])
+async def test_requests_on_their_way_are_waited_for(
+    aio_loop: asyncio.AbstractEventLoop, tmp_path: Path, operation: str
+) -> None:
+    """Whoever has the adapter's lock for reading has it to the end: only then is the engine told anything."""
+    scene = await reconciled(*([lora("a")] if operation == "unload" else []))
+    answers: list[dict[str, Any]] = []
+    done = AioEvent()
+
+    async def aio_hold() -> None:
+        async with scene.manager.locks.aio_reading("a"):
+            await done.aio_wait()
+
+    async def run() -> None:
+        path = make_adapter(tmp_path)
+        answers.append(await (load(scene, "a", path) if operation == "load" else unload(scene, "a")))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_aio, aio_hold)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(run)
+        await wait_all_tasks_blocked()
+        assert [LIST] == scene.engine.rpcs
+        done.set()
+    assert (["success"], [LIST, operation.title() + "Lora"]) == ([answers[0]["status"]], scene.engine.rpcs[:2])
 
 
 # -- Discovery records
