@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from trio_sidecar.bridge import aio_sleep, run_aio
-from trio_sidecar.requests.limits import SilenceLimits, SilenceWatch
+from trio_sidecar.requests.limits import Hearing, SilenceLimits, SilenceWatch
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,3 +86,24 @@ async def test_nought_is_no_limit(
     assert rung == await watched(*steps, limits=limits)
     if not limits.first_response_secs:
         assert [] == await watched("asking", 100, limits=limits)
+
+
+@pytest.mark.rule("FR-017")
+async def test_what_others_hear_of_it(autojump_clock: MockClock, aio_loop: Loop) -> None:
+    """Nothing before the request begins; since when it waits, and at what moment the engine was heard."""
+    hearing = Hearing()
+
+    async def aio_main() -> None:
+        watch = SilenceWatch(LIMITS, pytest.fail, hearing)
+        assert watch.since is None
+        began_at = trio.current_time()
+        watch.begin()
+        await aio_sleep(3)
+        assert watch.since == pytest.approx(began_at)
+        assert hearing.heard_at == float("-inf")
+        watch.answered()
+        assert hearing.heard_at == pytest.approx(began_at + 3)
+        assert watch.since is None
+        watch.end()
+
+    await run_aio(aio_main)
