@@ -160,7 +160,7 @@ class Pool:
             lease.slot.open_streams -= 1
         self._assign()
 
-    def _lease_now(self, *, urgent: bool = False) -> Lease | None:
+    def _lease_now(self, *, urgent: bool) -> Lease | None:
         index = choose([slot.load(urgent=urgent) for slot in self.slots], self._last)
         if index is None:
             return None

@@ -11,7 +11,7 @@ import trio
 from trio_sidecar.config import TransportSettings
 from trio_sidecar.endpoint import GrpcEndpoint
 from trio_sidecar.errors import ConnectError, InvalidConfig
-from trio_sidecar.transport.connect import StartupError, connect_slots
+from trio_sidecar.transport.connect import FailureLog, StartupError, connect_slots
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -64,10 +64,10 @@ async def test_the_error_has_all_that_its_sentence_says(autojump_clock: MockCloc
 
 
 @pytest.mark.rule("R3.10", "FR-033")
-@pytest.mark.parametrize("bootstrap", [False, True])
-async def test_lines_of_a_start_up(autojump_clock: MockClock, logs: Lines, bootstrap: bool) -> None:
+@pytest.mark.parametrize(("bootstrap", "since"), [(False, 0), (False, 100), (True, 100)])
+async def test_lines_of_a_start_up(autojump_clock: MockClock, logs: Lines, bootstrap: bool, since: float) -> None:
     """Times are rounded to milliseconds; what the start-up waits for is said at once, not only after a while."""
-    await trio.sleep(100)
+    await trio.sleep(since)
     await started(fail, bootstrap=bootstrap)
     failed, waiting = logs
     fields = {
@@ -110,3 +110,45 @@ async def test_a_wrong_setting_ends_the_start_up_at_once(autojump_clock: MockClo
     with pytest.raises(InvalidConfig, match="--grpc-ca-cert"):
         await connect_slots(peer="v", endpoint="e", settings=SETTINGS, bootstrap=False, attempt=refuse)
     assert [1] == tries
+
+
+@pytest.mark.rule("R3.1")
+async def test_what_the_attempts_return_is_in_the_order_of_slots(autojump_clock: MockClock) -> None:
+    """Not in the order in which they were ready."""
+
+    async def connect(slot: int, timeout: float) -> str:  # noqa: ASYNC109 - the policy's interface
+        await trio.sleep(1 / slot)
+        return f"slot {slot}"
+
+    settings = attrs.evolve(SETTINGS, grpc_connections=3)
+    made = await connect_slots(peer="v", endpoint="e", settings=settings, bootstrap=False, attempt=connect)
+    assert ["slot 1", "slot 2", "slot 3"] == made
+
+
+@pytest.mark.rule("R3.8")
+async def test_the_first_of_the_later_slots_that_fails_says_why(autojump_clock: MockClock) -> None:
+    """Though another one fails in the same moment."""
+    failed = []
+
+    async def refuse(slot: int, timeout: float) -> None:  # noqa: ASYNC109 - the policy's interface
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+        if slot > 1:
+            failed.append(slot)
+            raise InvalidConfig("--grpc-ca-cert", f"slot {slot}")
+
+    settings = attrs.evolve(SETTINGS, grpc_connections=3)
+    with pytest.raises(InvalidConfig) as caught:
+        await connect_slots(peer="v", endpoint="e", settings=settings, bootstrap=False, attempt=refuse)
+    assert {2, 3} == set(failed)
+    assert f"slot {failed[0]}" in str(caught.value)
+
+
+@pytest.mark.rule("R3.10")
+def test_failures_that_are_held_back() -> None:
+    """The same text is due again exactly when its time is over, with how many there were; another is at once."""
+    failures = FailureLog(30)
+    assert [0, None, None, None, 3, None, 1, 0] == [
+        failures.admit(text, moment)
+        for text, moment in (("a", 5), ("a", 6), ("a", 7), ("a", 34), ("a", 35), ("a", 36), ("b", 37), ("a", 38))
+    ]
