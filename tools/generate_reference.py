@@ -69,7 +69,9 @@ def error_table() -> str:
         meaning = re.sub(r":class:`(\w+)`", r"`\1`", " ".join(first.split()))
         made = cls() if cls is errors.DeadEngine else cls  # that class does not know its kind, only its instances do
         classified = (
-            f"`{made.kind.value}` | `{made.status.name}`" if cls is not errors.RpcError else "see below | its own"
+            f"`{made.kind.value}` | `{made.status.name}`"
+            if cls not in {errors.RpcError, errors.NoGrpcAnswer}
+            else "see below | its own"
         )
         rows.append(f"| `{name}` | {meaning} | {classified} | {'yes' if cls.retryable else ''} |")
     rows += ["", "| gRPC status of a call | kind for Dynamo |", "|---|---|"]

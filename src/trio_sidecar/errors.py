@@ -151,6 +151,14 @@ class RpcError(SidecarError):
         return self if self.rpc == rpc else RpcError(self.status, self.detail, rpc=rpc)
 
 
+class NoGrpcAnswer(RpcError):
+    """The peer answers in HTTP/2, but not as gRPC; the status is the one that stands for its HTTP status."""
+
+    def named(self, rpc: str) -> NoGrpcAnswer:
+        """The same error, labelled with the call that met it."""
+        return self if self.rpc == rpc else NoGrpcAnswer(self.status, self.detail, rpc=rpc)
+
+
 class DeadEngine(RpcError):
     """The engine in this process has died: INTERNAL to a gRPC client, as from vLLM; Dynamo may ask another worker."""
 

@@ -17,7 +17,15 @@ from trio_sidecar.discovery import DiscoveredModel
 from trio_sidecar.doctor.report import Finding, Mark, failed, fine, skipped, warned
 from trio_sidecar.endpoint import UnixAddress
 from trio_sidecar.engines.remote import open_remote
-from trio_sidecar.errors import IncompatibleEngine, InvalidConfig, RpcError, SidecarError, StatusCode, cause_chain
+from trio_sidecar.errors import (
+    IncompatibleEngine,
+    InvalidConfig,
+    NoGrpcAnswer,
+    RpcError,
+    SidecarError,
+    StatusCode,
+    cause_chain,
+)
 from trio_sidecar.tls import client_context, handshake_fault
 from trio_sidecar.transport.dial import aio_connect, connection_settings
 from trio_sidecar.wire import (
@@ -274,7 +282,7 @@ async def _check_health(engine: Engine, seconds: float) -> list[Finding]:
     findings, wrong = [], []
     for service in SERVICES:
         answer, took = await _timed(engine.aio_check_health, service, seconds=seconds)
-        if isinstance(answer, RpcError) and answer.status in NO_GRPC:
+        if isinstance(answer, NoGrpcAnswer) or (isinstance(answer, RpcError) and answer.status in NO_GRPC):
             return [failed("gRPC", _status(answer), "HTTP/2 answers, but not as gRPC: is this the gRPC port?")]
         if isinstance(answer, SidecarError) and not isinstance(answer, RpcError):
             return [failed("gRPC", _status(answer), _SILENCE["gRPC"])]

@@ -97,16 +97,17 @@ def _panel(target: Target) -> Panel:
         body = Text(target.failure or "waiting for a first answer", style=colour)
         return Panel(body, title=target.url, title_align="left", border_style=colour)
     rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="bold", no_wrap=True, min_width=9)
-    rows.add_column(no_wrap=True, min_width=WIDTH)
-    rows.add_column(no_wrap=True, style="cyan")
-    for row in _rows(now, target.course):
-        rows.add_row(*row)
+    # Only the last column gives way on a narrow terminal: names and figures stay.
+    rows.add_column(style="bold", width=9)
+    rows.add_column(width=WIDTH)
+    rows.add_column(style="cyan")
+    for name, figures, more in _rows(now, target.course):
+        rows.add_row(name, figures, Text(more, no_wrap=True, overflow="ellipsis"))
     style = "yellow" if now.draining else STATE_STYLES.get(now.engine, "green")
     return Panel(rows, title=target.url, title_align="left", border_style=style.removeprefix("bold "))
 
 
-def _rows(now: View, course: Course) -> Iterable[tuple[RenderableType, ...]]:
+def _rows(now: View, course: Course) -> Iterable[tuple[str, RenderableType, str]]:
     if now.engine:
         state = Text(now.engine, style=STATE_STYLES.get(now.engine, ""))
         state.append(f"  {now.model}", style="dim")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import trio_sidecar
-from trio_sidecar.errors import InvalidRequest, RpcError, StatusCode
+from trio_sidecar.errors import InvalidRequest, NoGrpcAnswer, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -194,10 +194,10 @@ def check_response_headers(headers: Mapping[str, str]) -> RpcError | None:
     http = headers.get(":status", "none")
     if http != "200":
         status = _STATUS_OF_HTTP.get(http, StatusCode.UNKNOWN)
-        return RpcError(status, f"the peer answered with HTTP status {http} instead of a gRPC response")
+        return NoGrpcAnswer(status, f"the peer answered with HTTP status {http} instead of a gRPC response")
     content_type = headers.get("content-type", "")
     if not content_type.startswith("application/grpc"):
-        return RpcError(StatusCode.UNKNOWN, f"the peer answered with content type {content_type[:100]!r}, not gRPC")
+        return NoGrpcAnswer(StatusCode.UNKNOWN, f"the peer answered with content type {content_type[:100]!r}, not gRPC")
     return None
 
 

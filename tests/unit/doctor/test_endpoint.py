@@ -78,11 +78,14 @@ async def peer(script: Callable[[PeerStream], Awaitable[None]]) -> AsyncIterator
         yield f"127.0.0.1:{running.port}"
 
 
-async def not_found(stream: PeerStream) -> None:
-    """A web server over HTTP/2."""
-    await stream.connection.send_headers(
-        stream.id, [(":status", "502"), ("content-type", "text/html")], end_stream=True
-    )
+def web_server(status: str) -> Callable[[PeerStream], Awaitable[None]]:
+    """One that speaks HTTP/2, such as Dynamo's front end (404)."""
+
+    async def answer(stream: PeerStream) -> None:
+        headers = [(":status", status), ("content-type", "text/html")]
+        await stream.connection.send_headers(stream.id, headers, end_stream=True)
+
+    return answer
 
 
 async def never(_: PeerStream) -> None:
@@ -169,7 +172,9 @@ BROKEN: list[tuple[str, Callable[[], Opened], str, str]] = [
     ("says nothing", lambda: raw(silent), "HTTP/2", "no answer within 0.5 s"),
     ("hangs up", lambda: raw(hangs_up), "HTTP/2", ""),
     ("HTTP/1", lambda: raw(http1), "HTTP/2", "HTTP port"),
-    ("no gRPC", lambda: peer(not_found), "gRPC", "gRPC port"),
+    ("no gRPC", lambda: peer(web_server("502")), "gRPC", "gRPC port"),
+    ("no such path", lambda: peer(web_server("404")), "gRPC", "gRPC port"),
+    ("no access", lambda: peer(web_server("403")), "gRPC", "gRPC port"),
     ("frozen", lambda: peer(never), "gRPC", "no answer within 0.5 s"),
     ("no health service", lambda: peer(refusing("Health")), "health", "UNIMPLEMENTED"),
     ("not serving", lambda: served(health=Health.NOT_SERVING), "health", "NOT_SERVING"),

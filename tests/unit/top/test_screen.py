@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import attrs
 import pytest
 from rich.console import Console
 
@@ -60,6 +61,22 @@ def test_a_worker() -> None:
     ):
         assert part in text, text
     assert "draining" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_what_is_long() -> None:
+    """A long life and many reasons or connections take no other figure's place, and no name's."""
+    reasons = {"finished": 4.0, "engine_shutdown": 0.25, "connection_timeout": 0.5, "cancelled": 1.0}
+    slots = tuple(Slot(str(place), 0, 99) for place in range(1, 17))
+    target = Target("http://h:1/", attrs.evolve(WORKER, engine_id="life-" + "x" * 60, ended=reasons, slots=slots))
+    for _ in range(60):
+        target.course.tokens.append(1.0)
+    text = drawn(target)
+    names = ("engine", "requests", "ended", "tokens", "TTFT", "ITL", "merging", "pool", "loop lag")
+    assert all(f"│ {name} " in text for name in names), text
+    assert "3 recoveries, life lif" in text
+    for part in (*reasons, *(f"{slot.place}:0" for slot in slots)):
+        assert part in text, text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 

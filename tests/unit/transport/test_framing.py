@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trio_sidecar
-from trio_sidecar.errors import InvalidRequest, RpcError, StatusCode
+from trio_sidecar.errors import InvalidRequest, NoGrpcAnswer, RpcError, StatusCode
 from trio_sidecar.transport.framing import (
     MessageSplitter,
     check_metadata,
@@ -212,6 +212,9 @@ def test_headers_that_are_a_refusal_by_themselves(headers: dict[str, str], statu
     assert error is not None
     assert status is error.status
     assert error.detail.startswith(sentence)
+    named = error.named("Check")
+    assert isinstance(named, NoGrpcAnswer) is ("grpc-status" not in headers)
+    assert ("Check", error.detail) == (named.rpc, named.detail)
 
 
 @pytest.mark.parametrize("content_type", ["application/grpc", "application/grpc+proto"])
