@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPONENTS = {"agg": "backend", "prefill": "prefill", "decode": "backend", "encode": "encode"}
 MODEL, ALIAS, ADAPTER = "served-model", "model-alias", "adapter-a"
-OF_THE_HANDOFF = ("request_id", "model", "token_ids", "kv", "priority")
+OF_THE_HANDOFF = ("request_id", "model", "token_ids", "lora_name", "kv", "priority")
 BARE = "temperature: 1 sampling { num_sequences: 1 } decoding { } stopping { max_new_tokens: 1 } "
 BARE += "response { output_text: true output_token_ids: true }"
 """All else that an engine is told when it is to fetch a handoff and no more."""
