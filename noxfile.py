@@ -116,7 +116,9 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation's site into ``.cache/site``; a link that leads nowhere is an error."""
     session.install(*group("docs"))
-    session.run("mkdocs", "build", "--strict", "--quiet")
+    session.run(
+        "mkdocs", "build", "--strict"
+    )  # with --quiet its warnings would not be counted, and nothing be an error
 
 
 @nox.session(python=PYTHON)
