@@ -100,14 +100,13 @@ def run_pytest(session: nox.Session, *where: str, **variables: str) -> None:
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Check format, rules and generated pages; flake8-async is a step of its own, since it sees what ruff does not."""
-    install_wheel(session, *group("lint"))  # what makes the pages looks at the settings and the metrics
+    install_wheel(session, *group("lint"))  # what makes the page of the metrics looks at their families
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     # As a plugin of flake8, and alone, because flake8 can use both cores.
     session.run("flake8", "--isolated", "--extend-ignore=E,W,F,C", "--jobs=2", *python_files())
     session.run("python", "tools/generate_deviations.py")
     session.run("python", "tools/generate_support_matrix.py")
-    session.run("python", "tools/generate_reference.py")
     session.run("python", "tools/generate_metrics.py")
     session.run("python", "tools/generate_api.py")
 

@@ -68,11 +68,8 @@ def error_table() -> str:
         first, _, _ = (inspect.getdoc(cls) or "").partition("\n\n")
         meaning = re.sub(r":class:`(\w+)`", r"`\1`", " ".join(first.split()))
         made = cls() if cls is errors.DeadEngine else cls  # that class does not know its kind, only its instances do
-        classified = (
-            f"`{made.kind.value}` | `{made.status.name}`"
-            if cls not in {errors.RpcError, errors.NoGrpcAnswer}
-            else "see below | its own"
-        )
+        told = cls.__init__ is errors.RpcError.__init__  # which status
+        classified = "see below | its own" if told else f"`{made.kind.value}` | `{made.status.name}`"
         rows.append(f"| `{name}` | {meaning} | {classified} | {'yes' if cls.retryable else ''} |")
     rows += ["", "| gRPC status of a call | kind for Dynamo |", "|---|---|"]
     rows += [f"| `{status.name}` | `{status.kind.value}` |" for status in errors.StatusCode if status]

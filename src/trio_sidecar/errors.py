@@ -9,7 +9,7 @@ class, and callers branch on attributes, never on text.
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class ErrorKind(enum.Enum):
@@ -146,17 +146,13 @@ class RpcError(SidecarError):
         self.rpc = rpc
         super().__init__(f"{rpc or 'call'}: {detail} ({status.label})")
 
-    def named(self, rpc: str) -> RpcError:
-        """The same error, labelled with the call that met it."""
-        return self if self.rpc == rpc else RpcError(self.status, self.detail, rpc=rpc)
+    def named(self, rpc: str) -> Self:
+        """The same error, labelled with the call that met it; classes with another constructor have their own."""
+        return self if self.rpc == rpc else type(self)(self.status, self.detail, rpc=rpc)
 
 
 class NoGrpcAnswer(RpcError):
     """The peer answers in HTTP/2, but not as gRPC; the status is the one that stands for its HTTP status."""
-
-    def named(self, rpc: str) -> NoGrpcAnswer:
-        """The same error, labelled with the call that met it."""
-        return self if self.rpc == rpc else NoGrpcAnswer(self.status, self.detail, rpc=rpc)
 
 
 class DeadEngine(RpcError):
@@ -168,9 +164,9 @@ class DeadEngine(RpcError):
         super().__init__(StatusCode.INTERNAL, "the engine has died", rpc=rpc)
         self.kind = ErrorKind.ENGINE_SHUTDOWN
 
-    def named(self, rpc: str) -> DeadEngine:
+    def named(self, rpc: str) -> Self:
         """The same error, labelled with the call that met it."""
-        return self if self.rpc == rpc else DeadEngine(rpc=rpc)
+        return self if self.rpc == rpc else type(self)(rpc=rpc)
 
 
 class ConnectError(SidecarError):

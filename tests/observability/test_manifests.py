@@ -21,13 +21,13 @@ LONG = 300
 def test_pods_serve_and_drain_within_their_grace_period(tmp_path: Path, path: Path) -> None:
     """Probes succeed, a request is answered, and one that is running when its pod ends is answered in full."""
     with running_manifest(path, tmp_path) as deployment, ThreadPoolExecutor() as pool:
-        begun = sum(engine.process.log.count("mock_request_started") for engine, _ in deployment.pods)
+
+        def begun() -> int:
+            return sum(engine.process.log.count("mock_request_started") for engine, _ in deployment.pods)
+
+        before = begun()
         running = pool.submit(deployment.ask, max_tokens=LONG, ignore_eos=True)
-        deployment.frontend.process.wait_until(
-            lambda: sum(engine.process.log.count("mock_request_started") for engine, _ in deployment.pods) > begun,
-            "the long request runs",
-            seconds=SECONDS,
-        )
+        deployment.frontend.process.wait_until(lambda: begun() > before, "the long request runs", seconds=SECONDS)
         if path.stem == "disaggregated":  # until the second engine has it
             running.result(timeout=SECONDS)
         codes = deployment.end_pods()

@@ -62,7 +62,8 @@ class RoleEngine:
             path.unlink()
 
 
-OUR_ARGUMENTS = ("--log-level=debug", "--withdraw-grace-secs=0.5", "--drain-secs=10")
+OUR_ARGUMENTS = ("--log-level=debug", "--withdraw-grace-secs=0.5", "--drain-secs=10", "--caller-handoff=off")
+"""What only a worker of ours is told; the handoffs here are Dynamo's, and no caller's."""
 
 
 @attrs.define(eq=False)
@@ -93,8 +94,7 @@ class Pair:
                 engine.endpoint,
                 discovery=discovery,
                 log_dir=logs,
-                # Dynamo's own handoffs are not a caller's.
-                arguments=[*arguments, *OUR_ARGUMENTS, "--caller-handoff=off"],
+                arguments=[*arguments, *OUR_ARGUMENTS],
                 name=name,
                 DYN_PREFILL_DRAIN_TIMEOUT_S="1",
             )

@@ -10,7 +10,8 @@ from trio_sidecar.up.run import Commands
 
 SLEEP = "import time; time.sleep(60)"
 ENGINE = f"print('listening on 127.0.0.1:5', flush=True); {SLEEP}"
-IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
+IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+IGNORES_SIGTERM = f"{IGNORE_SIGTERM}; print('deaf', flush=True); {SLEEP}"
 FRONTEND = """
 import http.server, json, sys
 

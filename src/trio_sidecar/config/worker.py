@@ -123,6 +123,11 @@ def _switch(flag: str, env: str, text: str) -> bool:
     return setting(option, default=False, check=_is(bool))  # type: ignore[no-any-return]
 
 
+def _unless_off(flag: str, env: str, text: str) -> bool:
+    option = Option(flag=flag, env=env, parse=parse_on_off, help=text, choices=("on", "off"))
+    return setting(option, default=True, check=_is(bool))  # type: ignore[no-any-return]
+
+
 def _truthy(text: str, source: str) -> bool:
     """A switch as Dynamo's own variables spell it."""
     words = {word: value for value, words in _TRUTH.items() for word in words}
@@ -337,27 +342,13 @@ class WorkerSettings:
         default=None,
         check=check_ranks,
     )
-    caller_handoff: bool = setting(
-        Option(
-            flag="--caller-handoff",
-            env="TRIO_SIDECAR_CALLER_HANDOFF",
-            parse=parse_on_off,
-            choices=("on", "off"),
-            help="Take KV transfer parameters that a client has put into its request; off refuses such requests.",
-        ),
-        default=True,
-        check=_is(bool),
+    caller_handoff: bool = _unless_off(
+        "--caller-handoff",
+        "TRIO_SIDECAR_CALLER_HANDOFF",
+        "Take KV transfer parameters that a client has put into its request; off refuses such requests.",
     )
-    coalesce: bool = setting(
-        Option(
-            flag="--coalesce",
-            env="TRIO_SIDECAR_COALESCE",
-            parse=parse_on_off,
-            choices=("on", "off"),
-            help="Merge deltas that have queued up into one message.",
-        ),
-        default=True,
-        check=_is(bool),
+    coalesce: bool = _unless_off(
+        "--coalesce", "TRIO_SIDECAR_COALESCE", "Merge deltas that have queued up into one message."
     )
     withdraw_grace_secs: float = setting(
         Option(

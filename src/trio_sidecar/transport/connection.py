@@ -9,7 +9,7 @@ limits. Both offer the interface below and pass the same tests.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import attrs
 import structlog
@@ -56,9 +56,9 @@ class NotProcessed(RpcError):
     def __init__(self, detail: str, *, rpc: str = "") -> None:
         super().__init__(StatusCode.UNAVAILABLE, detail, rpc=rpc)
 
-    def named(self, rpc: str) -> RpcError:
+    def named(self, rpc: str) -> Self:
         """The same error, labelled with the call that met it."""
-        return self if self.rpc == rpc else NotProcessed(self.detail, rpc=rpc)
+        return self if self.rpc == rpc else type(self)(self.detail, rpc=rpc)
 
 
 @attrs.frozen(slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 
-from support.stand_ins import ANSWER, ENGINE, FRONTEND, IGNORES_SIGTERM, SLEEP, commands
+from support.stand_ins import ANSWER, ENGINE, FRONTEND, IGNORE_SIGTERM, SLEEP, commands
 from trio_sidecar.config import UpSettings, WorkerKind
 from trio_sidecar.errors import ConnectionTimeoutError, InvalidConfig, OutputClosed
 from trio_sidecar.http import HttpAddress
@@ -142,7 +142,7 @@ async def test_a_signal_during_start_up_ends_it(run: Run, number: int, code: int
 async def test_a_second_signal_kills(run: Run) -> None:
     """A part that does not listen does not keep an impatient user."""
     deaf = str(run.directory / "deaf")
-    worker = IGNORES_SIGTERM.replace("print('deaf', flush=True)", f"open({deaf!r}, 'w')")
+    worker = f"{IGNORE_SIGTERM}; open({deaf!r}, 'w'); {SLEEP}"
     # The service is ready when the worker is: before, it would still heed SIGTERM.
     wait = f"import os, time\nwhile not os.path.exists({deaf!r}): time.sleep(0.01)\n"
     start = trio.current_time()
