@@ -115,9 +115,8 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation's site into ``.cache/site``; a link that leads nowhere is an error."""
     session.install(*group("docs"))
-    session.run(
-        "mkdocs", "build", "--strict"
-    )  # with --quiet its warnings would not be counted, and nothing be an error
+    # Not --quiet: its warnings would not be counted, and nothing would be an error.
+    session.run("mkdocs", "build", "--strict")
 
 
 @nox.session(python=PYTHON)
